@@ -1,12 +1,12 @@
 mod capture;
 mod cost;
 mod hostile;
-mod house;
 mod lifecycle;
 mod offloads;
 mod packets;
 mod paths;
 mod rules;
+mod setup;
 mod sleepers;
 mod station;
 mod unseen;

@@ -320,7 +320,7 @@ fn each_way_to_fail_has_its_own_answer() {
             assert!(record.reason.expect("a reason").contains(words), "{host}");
         }
     }
-    // A name that nothing allows is not even looked up: DNS would carry it out of the house.
+    // A name that nothing allows is not even looked up: DNS would carry it out of the setup.
     let asked = egress.script.asked.lock().expect("not poisoned");
     assert!(
         !asked

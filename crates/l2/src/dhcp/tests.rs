@@ -16,7 +16,7 @@ const RELEASE: u8 = 7;
 const INFORM: u8 = 8;
 
 /// A server, the list with host 2 on it, and a time.
-struct House {
+struct Setup {
     server: Server,
     hosts: Hosts,
     now: Instant,
@@ -39,7 +39,7 @@ struct Reply {
     options: Vec<(u8, Vec<u8>)>,
 }
 
-impl House {
+impl Setup {
     fn new(change: impl FnOnce(&mut StationConfig)) -> Self {
         let mut config = config();
         change(&mut config);
@@ -190,8 +190,8 @@ fn parse_between(
 
 #[test]
 fn a_guest_is_told_all_that_there_is() {
-    let mut house = House::new(|config| config.gateway = Some([10, 0, 0, 254].into()));
-    let (outcome, offer) = house.ask(Client::new(2, DISCOVER));
+    let mut setup = Setup::new(|config| config.gateway = Some([10, 0, 0, 254].into()));
+    let (outcome, offer) = setup.ask(Client::new(2, DISCOVER));
     let offer = offer.unwrap();
     assert_eq!(
         (outcome, offer.your_address(), offer.to),
@@ -224,11 +224,11 @@ fn a_guest_is_told_all_that_there_is() {
 
 #[test]
 fn a_guest_is_told_only_what_it_asks_for() {
-    let mut house = House::new(|_| ());
+    let mut setup = Setup::new(|_| ());
     let question = Client::new(2, DISCOVER)
         .says(55, &[1, 3, 6])
         .says(61, b"\xff\x01\x02");
-    let offer = house.ask(question).1.unwrap();
+    let offer = setup.ask(question).1.unwrap();
     let mut codes: Vec<u8> = offer.options.iter().map(|(code, _)| *code).collect();
     codes.sort_unstable();
     // The mask and the resolver; there is no router. The rest are the lease's, and the client's own identifier.
@@ -238,9 +238,9 @@ fn a_guest_is_told_only_what_it_asks_for() {
 
 #[test]
 fn what_does_not_fit_is_left_out() {
-    let mut house = House::new(|config| config.domain = ["a".repeat(49), "b".repeat(50)].join("."));
+    let mut setup = Setup::new(|config| config.domain = ["a".repeat(49), "b".repeat(50)].join("."));
     let client = || Client::new(2, DISCOVER).says(61, &[7; 255]);
-    let offer = house.ask(client()).1.unwrap();
+    let offer = setup.ask(client()).1.unwrap();
     assert!(offer.bytes.len() <= 548 && offer.bytes.len() > 400);
     assert_eq!(
         (
@@ -250,13 +250,13 @@ fn what_does_not_fit_is_left_out() {
         ),
         (Some(&[7; 255][..]), true, None)
     );
-    let offer = house
+    let offer = setup
         .ask(client().says(57, &1500_u16.to_be_bytes()))
         .1
         .unwrap();
     assert_eq!(offer.option(119).map(<[u8]>::len), Some(102));
     // Less than what everybody takes is nonsense.
-    let offer = house
+    let offer = setup
         .ask(Client::new(2, DISCOVER).says(57, &[0, 1]))
         .1
         .unwrap();
@@ -265,8 +265,8 @@ fn what_does_not_fit_is_left_out() {
 
 #[test]
 fn a_lease_for_ever_has_no_times_to_renew_it() {
-    let mut house = House::new(|config| config.lease = Duration::MAX);
-    let offer = house.ask(Client::new(2, DISCOVER)).1.unwrap();
+    let mut setup = Setup::new(|config| config.lease = Duration::MAX);
+    let offer = setup.ask(Client::new(2, DISCOVER)).1.unwrap();
     assert_eq!(
         (offer.option(51), offer.option(58), offer.option(59)),
         (Some(&[0xff; 4][..]), None, None)
@@ -275,14 +275,14 @@ fn a_lease_for_ever_has_no_times_to_renew_it() {
 
 #[test]
 fn answers_go_where_the_client_can_hear_them() {
-    let mut house = House::new(|_| ());
+    let mut setup = Setup::new(|_| ());
     let mut client = Client::new(2, DISCOVER);
     client.broadcast = true;
-    let offer = house.ask(client).1.unwrap();
+    let offer = setup.ask(client).1.unwrap();
     assert_eq!((offer.to, offer.bytes[10]), (Ipv4Addr::BROADCAST, 0x80));
 
     let renewal = Client::new(2, REQUEST).has(ADDRESS);
-    let (outcome, reply) = house.ask(renewal);
+    let (outcome, reply) = setup.ask(renewal);
     let reply = reply.unwrap();
     assert_eq!(
         (outcome, reply.to, &reply.bytes[12..16]),
@@ -292,8 +292,8 @@ fn answers_go_where_the_client_can_hear_them() {
 
 #[test]
 fn a_guest_after_a_reboot_keeps_or_loses_its_address() {
-    let mut house = House::new(|_| ());
-    let (outcome, reply) = house.ask(Client::new(2, REQUEST).wants(ADDRESS));
+    let mut setup = Setup::new(|_| ());
+    let (outcome, reply) = setup.ask(Client::new(2, REQUEST).wants(ADDRESS));
     assert_eq!(
         (outcome, reply.unwrap().your_address()),
         (Outcome::Acknowledged, ADDRESS)
@@ -303,7 +303,7 @@ fn a_guest_after_a_reboot_keeps_or_loses_its_address() {
             Client::new(2, REQUEST).wants(wrong.into()),
             Client::new(2, REQUEST).has(wrong.into()),
         ] {
-            let (outcome, reply) = house.ask(client);
+            let (outcome, reply) = setup.ask(client);
             let reply = reply.unwrap();
             assert_eq!(
                 (outcome, reply.to, reply.option(53)),
@@ -319,9 +319,9 @@ fn a_guest_after_a_reboot_keeps_or_loses_its_address() {
 
 #[test]
 fn who_is_not_served_hears_nothing_at_all() {
-    let mut house = House::new(|_| ());
+    let mut setup = Setup::new(|_| ());
     for kind in [DISCOVER, REQUEST, INFORM, DECLINE, RELEASE] {
-        let (outcome, reply) = house.ask(Client::new(9, kind).wants(ADDRESS).chooses(OWN));
+        let (outcome, reply) = setup.ask(Client::new(9, kind).wants(ADDRESS).chooses(OWN));
         assert!(outcome == Outcome::Ignored && reply.is_none());
     }
     // Who has chosen another server; a kind that only servers send; one that nobody knows; who wants nothing.
@@ -334,16 +334,16 @@ fn who_is_not_served_hears_nothing_at_all() {
         Client::new(2, 77),
         Client::new(2, REQUEST),
     ] {
-        let (outcome, reply) = house.ask(client);
+        let (outcome, reply) = setup.ask(client);
         assert!(outcome == Outcome::Ignored && reply.is_none());
     }
     // Who says that it is another, and who comes through a relay.
     let bytes = Client::new(2, DISCOVER).bytes();
     let request = parse(Ipv4Addr::BROADCAST, &bytes).unwrap();
     assert_eq!(
-        house
+        setup
             .server
-            .answer(house.now, &request, guest_mac(3), &house.hosts)
+            .answer(setup.now, &request, guest_mac(3), &setup.hosts)
             .outcome,
         Outcome::Ignored
     );
@@ -351,9 +351,9 @@ fn who_is_not_served_hears_nothing_at_all() {
     relayed[24] = 10;
     let request = parse(Ipv4Addr::BROADCAST, &relayed).unwrap();
     assert_eq!(
-        house
+        setup
             .server
-            .answer(house.now, &request, guest_mac(2), &house.hosts)
+            .answer(setup.now, &request, guest_mac(2), &setup.hosts)
             .outcome,
         Outcome::Ignored
     );
@@ -387,8 +387,8 @@ fn only_messages_for_this_server_are_read() {
 
 #[test]
 fn who_has_an_address_is_told_the_rest() {
-    let mut house = House::new(|_| ());
-    let (outcome, reply) = house.ask(Client::new(2, INFORM).has([10, 0, 0, 77].into()));
+    let mut setup = Setup::new(|_| ());
+    let (outcome, reply) = setup.ask(Client::new(2, INFORM).has([10, 0, 0, 77].into()));
     let reply = reply.unwrap();
     assert_eq!(
         (outcome, reply.to, reply.your_address()),
@@ -406,9 +406,9 @@ fn who_has_an_address_is_told_the_rest() {
 
 #[test]
 fn the_pool_serves_as_many_as_it_has_addresses() {
-    let mut house = House::with_pool();
+    let mut setup = Setup::with_pool();
     let addresses: Vec<_> = (10..14)
-        .map(|number| house.serve(number).unwrap())
+        .map(|number| setup.serve(number).unwrap())
         .collect();
     let mut sorted = addresses.clone();
     sorted.sort();
@@ -418,58 +418,58 @@ fn the_pool_serves_as_many_as_it_has_addresses() {
             .map(|last| Ipv4Addr::new(10, 0, 0, last))
             .collect::<Vec<_>>()
     );
-    assert_eq!(house.serve(14), None);
+    assert_eq!(setup.serve(14), None);
     // Everybody gets the same again, and the one on the list its own.
     assert_eq!(
         (10..14)
-            .map(|number| house.serve(number).unwrap())
+            .map(|number| setup.serve(number).unwrap())
             .collect::<Vec<_>>(),
         addresses
     );
-    assert_eq!(house.serve(2), Some(ADDRESS));
+    assert_eq!(setup.serve(2), Some(ADDRESS));
     // What another has is refused.
-    let (outcome, _) = house.ask(Client::new(14, REQUEST).wants(addresses[0]));
+    let (outcome, _) = setup.ask(Client::new(14, REQUEST).wants(addresses[0]));
     assert_eq!(outcome, Outcome::Refused);
     // An hour later all are free.
-    house.now += Duration::from_secs(3600);
-    assert!(house.server.leases(house.now).is_empty());
-    assert!(house.serve(14).is_some());
+    setup.now += Duration::from_secs(3600);
+    assert!(setup.server.leases(setup.now).is_empty());
+    assert!(setup.serve(14).is_some());
 }
 
 #[test]
 fn an_address_that_was_given_out_before_a_restart_is_given_again() {
-    let mut house = House::with_pool();
-    let (outcome, _) = house.ask(Client::new(10, REQUEST).has(LAST));
+    let mut setup = Setup::with_pool();
+    let (outcome, _) = setup.ask(Client::new(10, REQUEST).has(LAST));
     assert_eq!(outcome, Outcome::Acknowledged);
-    let (outcome, _) = house.ask(Client::new(11, REQUEST).has(LAST));
+    let (outcome, _) = setup.ask(Client::new(11, REQUEST).has(LAST));
     assert_eq!(outcome, Outcome::Refused);
-    assert_eq!(house.serve(10), Some(LAST));
+    assert_eq!(setup.serve(10), Some(LAST));
 }
 
 #[test]
 fn a_guest_has_one_address_of_the_pool_at_a_time() {
-    let mut house = House::with_pool();
-    let first = house.serve(10).unwrap();
+    let mut setup = Setup::with_pool();
+    let first = setup.serve(10).unwrap();
     let other = if first == LAST { FIRST } else { LAST };
-    let (outcome, _) = house.ask(Client::new(10, REQUEST).wants(other));
+    let (outcome, _) = setup.ask(Client::new(10, REQUEST).wants(other));
     assert_eq!(outcome, Outcome::Acknowledged);
-    let leases = house.server.leases(house.now);
+    let leases = setup.server.leases(setup.now);
     assert_eq!((leases.len(), leases[0].address), (1, other));
-    let (outcome, _) = house.ask(Client::new(11, REQUEST).wants(first));
+    let (outcome, _) = setup.ask(Client::new(11, REQUEST).wants(first));
     assert_eq!(outcome, Outcome::Acknowledged, "what it had before is free");
 }
 
 #[test]
 fn what_belongs_to_somebody_is_never_given_out() {
-    let mut house = House::new(|config| {
+    let mut setup = Setup::new(|config| {
         config.pool = Some([10, 0, 0, 1].into()..=[10, 0, 0, 3].into());
         config.gateway = Some([10, 0, 0, 3].into());
     });
     for taken in [OWN, ADDRESS, [10, 0, 0, 3].into()] {
-        let (_, offer) = house.ask(Client::new(10, DISCOVER).wants(taken));
+        let (_, offer) = setup.ask(Client::new(10, DISCOVER).wants(taken));
         assert!(offer.is_none());
         assert_eq!(
-            house.ask(Client::new(10, REQUEST).wants(taken)).0,
+            setup.ask(Client::new(10, REQUEST).wants(taken)).0,
             Outcome::Refused
         );
     }
@@ -477,74 +477,74 @@ fn what_belongs_to_somebody_is_never_given_out() {
 
 #[test]
 fn an_address_of_the_pool_that_becomes_a_hosts_is_not_renewed() {
-    let mut house = House::with_pool();
-    let address = house.serve(10).unwrap();
+    let mut setup = Setup::with_pool();
+    let address = setup.serve(10).unwrap();
     let mut owner = host(3);
     owner.ipv4 = Some(address);
-    house.hosts =
+    setup.hosts =
         Hosts::new(vec![host(2), owner], &config()).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(
-        house.ask(Client::new(10, REQUEST).has(address)).0,
+        setup.ask(Client::new(10, REQUEST).has(address)).0,
         Outcome::Refused
     );
-    assert!(house.serve(10).is_some_and(|new| new != address));
-    assert_eq!(house.serve(3), Some(address));
+    assert!(setup.serve(10).is_some_and(|new| new != address));
+    assert_eq!(setup.serve(3), Some(address));
 }
 
 #[test]
 fn what_is_released_is_free_and_remembered() {
-    let mut house = House::with_pool();
-    let address = house.serve(10).unwrap();
+    let mut setup = Setup::with_pool();
+    let address = setup.serve(10).unwrap();
     // Only who has it can give it back, and to this server.
-    house.ask(Client::new(11, RELEASE).has(address).chooses(OWN));
-    house.ask(
+    setup.ask(Client::new(11, RELEASE).has(address).chooses(OWN));
+    setup.ask(
         Client::new(10, RELEASE)
             .has(address)
             .chooses([10, 0, 0, 9].into()),
     );
-    assert_eq!(house.server.leases(house.now).len(), 1);
-    house.ask(Client::new(10, RELEASE).has(address).chooses(OWN));
-    assert!(house.server.leases(house.now).is_empty());
-    assert_eq!(house.serve(10), Some(address));
+    assert_eq!(setup.server.leases(setup.now).len(), 1);
+    setup.ask(Client::new(10, RELEASE).has(address).chooses(OWN));
+    assert!(setup.server.leases(setup.now).is_empty());
+    assert_eq!(setup.serve(10), Some(address));
 }
 
 #[test]
 fn what_is_declined_is_kept_back_for_a_while_and_never_all_of_it() {
-    let mut house = House::with_pool();
-    let address = house.serve(10).unwrap();
+    let mut setup = Setup::with_pool();
+    let address = setup.serve(10).unwrap();
     let decline = |number, address| Client::new(number, DECLINE).wants(address).chooses(OWN);
-    house.ask(decline(11, address));
+    setup.ask(decline(11, address));
     assert_eq!(
-        house.server.leases(house.now).len(),
+        setup.server.leases(setup.now).len(),
         1,
         "somebody else's word counts nothing"
     );
-    assert_eq!(house.ask(decline(10, address)).0, Outcome::Declined);
-    let other = house.serve(10).unwrap();
+    assert_eq!(setup.ask(decline(10, address)).0, Outcome::Declined);
+    let other = setup.serve(10).unwrap();
     assert_ne!(other, address);
     // A quarter of four addresses is kept back at most: the next is free again at once.
-    house.ask(decline(10, other));
-    assert_eq!((11..15).filter_map(|number| house.serve(number)).count(), 3);
-    house.now += Duration::from_secs(600);
-    assert_eq!(house.serve(14), Some(address));
+    setup.ask(decline(10, other));
+    assert_eq!((11..15).filter_map(|number| setup.serve(number)).count(), 3);
+    setup.now += Duration::from_secs(600);
+    assert_eq!(setup.serve(14), Some(address));
     // On the list nothing changes.
-    assert_eq!(house.ask(decline(2, ADDRESS)).0, Outcome::Declined);
-    assert_eq!(house.serve(2), Some(ADDRESS));
+    assert_eq!(setup.ask(decline(2, ADDRESS)).0, Outcome::Declined);
+    assert_eq!(setup.serve(2), Some(ADDRESS));
 }
 
 #[test]
 fn an_offer_that_is_not_taken_is_for_others_again() {
-    let mut house = House::new(|config| config.pool = Some(FIRST..=FIRST));
-    assert_eq!(house.ask(Client::new(10, DISCOVER)).0, Outcome::Offered);
-    assert_eq!(house.serve(11), None);
-    house.ask(
+    let mut setup = Setup::new(|config| config.pool = Some(FIRST..=FIRST));
+    assert_eq!(setup.ask(Client::new(10, DISCOVER)).0, Outcome::Offered);
+    assert_eq!(setup.serve(11), None);
+    setup.ask(
         Client::new(10, REQUEST)
             .wants([10, 0, 0, 50].into())
             .chooses([10, 0, 0, 9].into()),
     );
-    assert_eq!(house.serve(11), Some(FIRST), "another server's was taken");
-    house.now += Duration::from_secs(3600);
-    assert_eq!(house.ask(Client::new(10, DISCOVER)).0, Outcome::Offered);
-    house.now += Duration::from_secs(30);
-    assert_eq!(house.serve(11), Some(FIRST), "the offer was too old");
+    assert_eq!(setup.serve(11), Some(FIRST), "another server's was taken");
+    setup.now += Duration::from_secs(3600);
+    assert_eq!(setup.ask(Client::new(10, DISCOVER)).0, Outcome::Offered);
+    setup.now += Duration::from_secs(30);
+    assert_eq!(setup.serve(11), Some(FIRST), "the offer was too old");
 }

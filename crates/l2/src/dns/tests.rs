@@ -21,7 +21,7 @@ const NO_SUCH_NAME: u8 = 3;
 const NOT_IMPLEMENTED: u8 = 4;
 const REFUSED: u8 = 5;
 
-struct House {
+struct Setup {
     resolver: Resolver,
     hosts: Hosts,
 }
@@ -34,7 +34,7 @@ struct Reply {
     sections: [Vec<(String, u16, Vec<u8>)>; 3],
 }
 
-impl House {
+impl Setup {
     fn new() -> Self {
         Self::of(config())
     }
@@ -163,7 +163,7 @@ fn name_at(bytes: &[u8], mut at: usize) -> (String, usize) {
 
 #[test]
 fn names_and_aliases_have_the_hosts_addresses() {
-    let house = House::new();
+    let setup = Setup::new();
     let ipv6 = host(2).ipv6.unwrap().octets();
     for name in [
         "guest2.lan",
@@ -173,16 +173,16 @@ fn names_and_aliases_have_the_hosts_addresses() {
         "git.lan",
         "gUEST2.lAn",
     ] {
-        let reply = house.ask(name, A);
+        let reply = setup.ask(name, A);
         assert_eq!((reply.rcode(), reply.is_authoritative()), (NO_ERROR, true));
         assert_eq!(reply.data(), [(A, &[10, 0, 0, 2][..])], "{name}");
         assert_eq!(
             reply.sections[0][0].0, name,
             "as it was asked, so that a resolver that mixes cases believes it"
         );
-        assert_eq!(house.ask(name, AAAA).data(), [(AAAA, &ipv6[..])]);
+        assert_eq!(setup.ask(name, AAAA).data(), [(AAAA, &ipv6[..])]);
         assert_eq!(
-            house.ask(name, ANY).data(),
+            setup.ask(name, ANY).data(),
             [(A, &[10, 0, 0, 2][..]), (AAAA, &ipv6[..])]
         );
     }
@@ -190,19 +190,19 @@ fn names_and_aliases_have_the_hosts_addresses() {
 
 #[test]
 fn the_header_says_what_a_resolver_wants_to_know() {
-    let house = House::new();
+    let setup = Setup::new();
     let mut message = question("guest2.lan", A);
-    let reply = house.say(&message).unwrap();
+    let reply = setup.say(&message).unwrap();
     // An answer, authoritative, recursion desired as it was said, and not available.
     assert_eq!(reply.bytes[2..4], [0x85, 0]);
     assert_eq!(reply.bytes[12..message.len()], message[12..]);
     message[2] = 0;
-    assert_eq!(house.say(&message).unwrap().bytes[2..4], [0x84, 0]);
+    assert_eq!(setup.say(&message).unwrap().bytes[2..4], [0x84, 0]);
 }
 
 #[test]
 fn what_there_is_not_is_denied_with_authority() {
-    let house = House::new();
+    let setup = Setup::new();
     for (name, kind, rcode, zone) in [
         ("guest3.lan", AAAA, NO_ERROR, "lan"),
         ("guest2.lan", MX, NO_ERROR, "lan"),
@@ -218,7 +218,7 @@ fn what_there_is_not_is_denied_with_authority() {
             "0.0.10.in-addr.arpa",
         ),
     ] {
-        let reply = house.ask(name, kind);
+        let reply = setup.ask(name, kind);
         assert_eq!(
             (reply.rcode(), reply.is_authoritative()),
             (rcode, true),
@@ -234,7 +234,7 @@ fn what_there_is_not_is_denied_with_authority() {
 
 #[test]
 fn what_is_others_is_refused() {
-    let house = House::new();
+    let setup = Setup::new();
     for name in [
         "example.org",
         "guest2.example.org",
@@ -247,7 +247,7 @@ fn what_is_others_is_refused() {
         "2.0.0.10.in-addr.example",
         "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.e.f.ip6.arpa",
     ] {
-        let reply = house.ask(name, ANY);
+        let reply = setup.ask(name, ANY);
         assert_eq!(
             (
                 reply.rcode(),
@@ -260,10 +260,10 @@ fn what_is_others_is_refused() {
     }
     let mut root = question("x", A);
     root.splice(12..14, []);
-    assert_eq!(house.say(&root).unwrap().rcode(), REFUSED);
+    assert_eq!(setup.say(&root).unwrap().rcode(), REFUSED);
     let mut chaos = question("guest2.lan", A);
     *chaos.last_mut().unwrap() = 3;
-    assert_eq!(house.say(&chaos).unwrap().rcode(), REFUSED);
+    assert_eq!(setup.say(&chaos).unwrap().rcode(), REFUSED);
 }
 
 /// The name below `ip6.arpa`.
@@ -275,7 +275,7 @@ fn reverse(address: Ipv6Addr) -> String {
 
 #[test]
 fn addresses_have_names() {
-    let house = House::new();
+    let setup = Setup::new();
     let ipv6 = reverse(host(2).ipv6.unwrap());
     for name in [
         "2.0.0.10.in-addr.arpa",
@@ -283,7 +283,7 @@ fn addresses_have_names() {
         &ipv6,
         &ipv6.to_uppercase(),
     ] {
-        let reply = house.ask(name, PTR);
+        let reply = setup.ask(name, PTR);
         assert_eq!(
             (reply.rcode(), reply.is_authoritative()),
             (NO_ERROR, true),
@@ -293,11 +293,11 @@ fn addresses_have_names() {
             panic!("{reply:?}");
         };
         assert_eq!(data, encoded_domain("guest2.lan"));
-        assert_eq!(house.ask(name, A).data(), []);
+        assert_eq!(setup.ask(name, A).data(), []);
     }
     for own in ["1.0.0.10.in-addr.arpa", &reverse(OWN_IPV6)] {
         assert_eq!(
-            house.ask(own, PTR).sections[0][0].2,
+            setup.ask(own, PTR).sections[0][0].2,
             encoded_domain("ns.lan")
         );
     }
@@ -306,15 +306,15 @@ fn addresses_have_names() {
 /// Guests that the switch keeps apart find out nothing of each other, by name or by address; hosts outside find all.
 #[test]
 fn isolated_guests_are_told_of_themselves_and_of_the_network_only() {
-    let mut house = House::new();
+    let mut setup = Setup::new();
     let isolated = Host {
         isolated: true,
         ..host(4)
     };
     let list = vec![host(2), host(3), isolated];
-    house.hosts = Hosts::new(list, &config()).unwrap();
+    setup.hosts = Hosts::new(list, &config()).unwrap();
     let stable: Ipv6Addr = "fd00:1:2:3:1234:5678:9abc:def0".parse().unwrap();
-    house
+    setup
         .hosts
         .hear(guest_mac(4), stable, Use::Speaks, OWN_IPV6);
     let of_address = |number: u8| format!("{number}.0.0.10.in-addr.arpa");
@@ -336,7 +336,7 @@ fn isolated_guests_are_told_of_themselves_and_of_the_network_only() {
             questions.push((reverse(stable), PTR));
         }
         for (name, kind) in questions {
-            let reply = house.say_as(guest_mac(asker), &question(&name, kind));
+            let reply = setup.say_as(guest_mac(asker), &question(&name, kind));
             let found = if is_told { NO_ERROR } else { NO_SUCH_NAME };
             let reply = reply.unwrap();
             assert_eq!(reply.rcode(), found, "{asker} asks {name}");
@@ -344,20 +344,20 @@ fn isolated_guests_are_told_of_themselves_and_of_the_network_only() {
         }
     }
     for name in ["ns.lan".to_owned(), of_address(1)] {
-        let reply = house.say_as(guest_mac(4), &question(&name, ANY));
+        let reply = setup.say_as(guest_mac(4), &question(&name, ANY));
         assert_eq!(reply.unwrap().rcode(), NO_ERROR);
     }
 }
 
 #[test]
 fn the_station_has_a_name_that_a_host_may_take() {
-    let house = House::new();
+    let setup = Setup::new();
     assert_eq!(
-        house.ask("ns.lan", ANY).data(),
+        setup.ask("ns.lan", ANY).data(),
         [(A, &OWN.octets()[..]), (AAAA, &OWN_IPV6.octets()[..])]
     );
-    assert_eq!(house.ask("ns", A).rcode(), NO_SUCH_NAME);
-    let reply = house.ask("LAN", ANY);
+    assert_eq!(setup.ask("ns", A).rcode(), NO_SUCH_NAME);
+    let reply = setup.ask("LAN", ANY);
     assert_eq!(
         reply
             .data()
@@ -369,36 +369,36 @@ fn the_station_has_a_name_that_a_host_may_take() {
 
     let mut host = host(4);
     host.name = "ns".into();
-    let house = House {
+    let setup = Setup {
         hosts: Hosts::new(vec![host], &config()).unwrap(),
-        ..house
+        ..setup
     };
-    assert_eq!(house.ask("ns.lan", A).data(), [(A, &[10, 0, 0, 4][..])]);
+    assert_eq!(setup.ask("ns.lan", A).data(), [(A, &[10, 0, 0, 4][..])]);
 }
 
 #[test]
 fn a_changed_list_has_another_serial_number() {
-    let mut house = House::new();
-    let before = house.ask("lan", SOA).sections[0][0].2.clone();
-    house.resolver.hosts_have_changed();
-    assert_ne!(house.ask("lan", SOA).sections[0][0].2, before);
+    let mut setup = Setup::new();
+    let before = setup.ask("lan", SOA).sections[0][0].2.clone();
+    setup.resolver.hosts_have_changed();
+    assert_ne!(setup.ask("lan", SOA).sections[0][0].2, before);
 }
 
 #[test]
 fn a_domain_of_several_labels_is_one() {
-    let house = House::of(StationConfig {
+    let setup = Setup::of(StationConfig {
         domain: "test.Example.org".into(),
         ..config()
     });
-    assert_eq!(house.ask("guest2.test.example.org", A).data().len(), 1);
-    assert_eq!(house.ask("guest2", A).data().len(), 1);
-    assert_eq!(house.ask("example.org", A).rcode(), REFUSED);
-    assert_eq!(house.ask("test.example.org", SOA).data().len(), 1);
+    assert_eq!(setup.ask("guest2.test.example.org", A).data().len(), 1);
+    assert_eq!(setup.ask("guest2", A).data().len(), 1);
+    assert_eq!(setup.ask("example.org", A).rcode(), REFUSED);
+    assert_eq!(setup.ask("test.example.org", SOA).data().len(), 1);
 }
 
 #[test]
 fn what_cannot_be_understood_is_said_to_be_so() {
-    let house = House::new();
+    let setup = Setup::new();
     let good = question("guest2.lan", A);
     let with = |at: usize, value: u8| {
         let mut message = good.clone();
@@ -425,7 +425,7 @@ fn what_cannot_be_understood_is_said_to_be_so() {
             FORMAT_ERROR,
         ),
     ] {
-        let reply = house.say(&message).expect("an answer");
+        let reply = setup.say(&message).expect("an answer");
         assert_eq!(
             (reply.rcode(), reply.bytes.len()),
             (rcode, 12),
@@ -433,26 +433,26 @@ fn what_cannot_be_understood_is_said_to_be_so() {
         );
     }
     assert!(
-        house.say(&with(2, 0x81)).is_none(),
+        setup.say(&with(2, 0x81)).is_none(),
         "an answer has no answer"
     );
     for len in 0..12 {
-        assert!(house.say(&good[..len]).is_none(), "{len} bytes");
+        assert!(setup.say(&good[..len]).is_none(), "{len} bytes");
     }
 }
 
 #[test]
 fn extensions_are_understood() {
-    let house = House::new();
+    let setup = Setup::new();
     let opt = |reply: &Reply| {
         reply.sections[2]
             .iter()
             .map(|(_, kind, _)| *kind)
             .collect::<Vec<_>>()
     };
-    let plain = house.ask("guest2.lan", A);
+    let plain = setup.ask("guest2.lan", A);
     assert_eq!(opt(&plain), []);
-    let reply = house
+    let reply = setup
         .say(&extended(question("guest2.lan", A), 0, 4096))
         .unwrap();
     assert_eq!(
@@ -461,12 +461,12 @@ fn extensions_are_understood() {
     );
     // 1232 bytes is what the station takes.
     assert_eq!(reply.bytes[reply.bytes.len() - 8..][..2], [0x04, 0xd0]);
-    let denied = house
+    let denied = setup
         .say(&extended(question("guest9.lan", A), 0, 4096))
         .unwrap();
     assert_eq!((denied.rcode(), opt(&denied)), (NO_SUCH_NAME, vec![OPT]));
     // A version that does not exist yet: 16, of which the upper eight bits are in the record.
-    let reply = house
+    let reply = setup
         .say(&extended(question("guest2.lan", A), 1, 4096))
         .unwrap();
     assert_eq!(
@@ -485,7 +485,7 @@ fn the_longest_answer_fits_into_the_shortest_datagram() {
     };
     let mut long = host(2);
     long.name = "c".repeat(63);
-    let house = House {
+    let setup = Setup {
         hosts: Hosts::new(vec![long], &config).unwrap(),
         resolver: Resolver::new(&config),
     };
@@ -500,7 +500,7 @@ fn the_longest_answer_fits_into_the_shortest_datagram() {
     for name in names.iter().chain([&deep, &deep_elsewhere]) {
         for kind in [A, ANY, PTR, MX] {
             for message in [question(name, kind), extended(question(name, kind), 0, 0)] {
-                let reply = house.say(&message).unwrap();
+                let reply = setup.say(&message).unwrap();
                 assert!(
                     reply.bytes.len() <= MAX_ANSWER_LEN,
                     "{} bytes about {name}",
@@ -521,7 +521,7 @@ proptest! {
         datagram_len in any::<u16>(),
         is_extended in any::<bool>(),
     ) {
-        let house = House::new();
+        let setup = Setup::new();
         let mut message = question("x", kind);
         let mut name = Vec::new();
         for label in &labels {
@@ -534,7 +534,7 @@ proptest! {
         if is_extended {
             message = extended(message, 0, datagram_len);
         }
-        let answer = house.say_bytes(&message).unwrap();
+        let answer = setup.say_bytes(&message).unwrap();
         prop_assert!(answer.len() <= MAX_ANSWER_LEN);
         prop_assert_eq!(&answer[12..asked], &message[12..asked]);
         let answer = Message::from_slice(&answer).unwrap();

@@ -8,8 +8,8 @@ use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{PcapBlockOwned, PcapNGSlice};
 use wire::net_header::NetHeader;
 
-use super::house::{Driver, House, LAN, frame, mac};
 use super::packets::Packet;
+use super::setup::{Driver, LAN, Setup, frame, mac};
 use crate::net::NetError;
 use crate::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
 
@@ -105,10 +105,10 @@ fn words(bytes: Vec<u8>) -> String {
 }
 
 impl Recorder {
-    pub(super) fn of(house: &mut House, vm: Option<&str>, options: CaptureOptions) -> Recorder {
+    pub(super) fn of(setup: &mut Setup, vm: Option<&str>, options: CaptureOptions) -> Recorder {
         let recorder = Recorder::default();
         let head = Box::new(Head(recorder.clone()));
-        house.fabric.capture(LAN, vm, options, head).unwrap();
+        setup.fabric.capture(LAN, vm, options, head).unwrap();
         recorder
     }
 
@@ -165,19 +165,19 @@ impl Recorder {
 #[test]
 fn a_frame_is_seen_where_it_comes_and_where_it_goes() {
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver.clone());
-        let mut db = house.guest_with(2, driver.clone());
-        let all = Recorder::of(&mut house, None, CaptureOptions::default());
-        let of_db = Recorder::of(&mut house, Some("vm2"), CaptureOptions::default());
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver.clone());
+        let mut db = setup.guest_with(2, driver.clone());
+        let all = Recorder::of(&mut setup, None, CaptureOptions::default());
+        let of_db = Recorder::of(&mut setup, Some("vm2"), CaptureOptions::default());
         assert_eq!(all.read().1, [("vm1".to_owned(), 0), ("vm2".to_owned(), 0)]);
         let mut expected = Vec::new();
         for len in [60, 127, 128, 129, 130, 1514] {
             let (there, back) = (frame(db.mac, web.mac, len), frame(web.mac, db.mac, len));
             web.send(&there);
-            house.settle();
+            setup.settle();
             db.send(&back);
-            house.settle();
+            setup.settle();
             assert_eq!(
                 (db.frames(), web.frames()),
                 (vec![there.clone()], vec![back.clone()])
@@ -197,9 +197,9 @@ fn a_frame_is_seen_where_it_comes_and_where_it_goes() {
 
 #[test]
 fn what_is_refused_is_seen_with_the_reason() {
-    let mut house = House::new();
-    let mut web = house.guest(1);
-    let recorder = Recorder::of(&mut house, None, CaptureOptions::default());
+    let mut setup = Setup::new();
+    let mut web = setup.guest(1);
+    let recorder = Recorder::of(&mut setup, None, CaptureOptions::default());
     let (foreign, good) = (frame(mac(2), mac(9), 60), frame(mac(9), mac(1), 60));
     let malformed = NetHeader {
         gso_type: 77,
@@ -209,7 +209,7 @@ fn what_is_refused_is_seen_with_the_reason() {
     web.enqueue(NetHeader::default(), &good);
     web.enqueue(malformed, &good);
     web.kick();
-    house.settle();
+    setup.settle();
     let packets = recorder.packets();
     let comments: Vec<_> = packets
         .iter()
@@ -228,7 +228,7 @@ fn what_is_refused_is_seen_with_the_reason() {
 
 #[test]
 fn a_frame_is_seen_with_the_tag_that_its_guest_gets() {
-    let mut house = House::new();
+    let mut setup = Setup::new();
     let vlan = VlanId::new(10).unwrap();
     let access = |number| PortConfig {
         vlan: Vlan::Access(vlan),
@@ -241,12 +241,12 @@ fn a_frame_is_seen_with_the_tag_that_its_guest_gets() {
         },
         ..PortConfig::guest(mac(2))
     };
-    let mut web = house.guest_at(1, access(1), Driver::default());
-    let mut db = house.guest_at(2, trunk, Driver::default());
-    let recorder = Recorder::of(&mut house, None, CaptureOptions::default());
+    let mut web = setup.guest_at(1, access(1), Driver::default());
+    let mut db = setup.guest_at(2, trunk, Driver::default());
+    let recorder = Recorder::of(&mut setup, None, CaptureOptions::default());
     let sent = frame(db.mac, web.mac, 300);
     web.send(&sent);
-    house.settle();
+    setup.settle();
     let tagged = [&sent[..12], &[0x81, 0, 0, 10], &sent[12..]].concat();
     assert_eq!(db.frames(), std::slice::from_ref(&tagged));
     assert_eq!(
@@ -257,13 +257,13 @@ fn a_frame_is_seen_with_the_tag_that_its_guest_gets() {
 
 #[test]
 fn an_offload_is_seen_whole_where_it_comes_and_as_it_is_given() {
-    let mut house = House::new();
-    let mut web = house.guest(1);
-    let mut db = house.guest_with(2, Driver::plain());
-    let recorder = Recorder::of(&mut house, None, CaptureOptions::default());
+    let mut setup = Setup::new();
+    let mut web = setup.guest(1);
+    let mut db = setup.guest_with(2, Driver::plain());
+    let recorder = Recorder::of(&mut setup, None, CaptureOptions::default());
     let large = Packet::tcp4(&web, &db, 4000);
     web.send_with(large.to_be_cut(1400), &large.frame);
-    house.settle();
+    setup.settle();
     let given = db.frames();
     assert!(given.len() > 1);
     let mut expected = vec![seen("vm1", true, &large.frame)];
@@ -273,9 +273,9 @@ fn an_offload_is_seen_whole_where_it_comes_and_as_it_is_given() {
 
 #[test]
 fn a_frame_is_cut_to_what_is_wanted() {
-    let mut house = House::new();
-    let mut web = house.guest(1);
-    let db = house.guest(2);
+    let mut setup = Setup::new();
+    let mut web = setup.guest(1);
+    let db = setup.guest(2);
     let sent = frame(db.mac, web.mac, 200);
     let snaplens = [1, 127, 128, 129, 199, 200, 201, u32::MAX];
     let recorders = snaplens.map(|snaplen| {
@@ -283,10 +283,10 @@ fn a_frame_is_cut_to_what_is_wanted() {
             snaplen,
             ..CaptureOptions::default()
         };
-        (snaplen, Recorder::of(&mut house, Some("vm1"), options))
+        (snaplen, Recorder::of(&mut setup, Some("vm1"), options))
     });
     web.send(&sent);
-    house.settle();
+    setup.settle();
     for (snaplen, recorder) in recorders {
         let mut expected = seen("vm1", true, &sent);
         expected.bytes.truncate(snaplen as usize);
@@ -296,18 +296,18 @@ fn a_frame_is_cut_to_what_is_wanted() {
 
 #[test]
 fn it_ends_after_as_many_frames_as_were_wanted() {
-    let mut house = House::new();
-    let mut web = house.guest(1);
-    let db = house.guest(2);
+    let mut setup = Setup::new();
+    let mut web = setup.guest(1);
+    let db = setup.guest(2);
     let options = CaptureOptions {
         count: Some(3),
         ..CaptureOptions::default()
     };
-    let recorder = Recorder::of(&mut house, None, options);
+    let recorder = Recorder::of(&mut setup, None, options);
     for len in [60, 61] {
         assert!(!recorder.has_ended());
         web.send(&frame(db.mac, web.mac, len));
-        house.settle();
+        setup.settle();
     }
     assert!(recorder.has_ended());
     let lens: Vec<usize> = recorder.packets().iter().map(|packet| packet.len).collect();
@@ -316,29 +316,29 @@ fn it_ends_after_as_many_frames_as_were_wanted() {
 
 #[test]
 fn a_reader_without_room_loses_frames_which_are_counted_and_no_guest_waits() {
-    let mut house = House::new();
-    let mut web = house.guest(1);
-    let mut db = house.guest(2);
+    let mut setup = Setup::new();
+    let mut web = setup.guest(1);
+    let mut db = setup.guest(2);
     let options = CaptureOptions {
         count: Some(6),
         ..CaptureOptions::default()
     };
-    let recorder = Recorder::of(&mut house, None, options);
+    let recorder = Recorder::of(&mut setup, None, options);
     // Comes while there is no room for its description, either.
     recorder.set(|tape| tape.is_full = true);
-    let mut late = house.guest(3);
+    let mut late = setup.guest(3);
     for len in 60..70 {
         web.send(&frame(db.mac, web.mac, len));
-        house.settle();
+        setup.settle();
         assert_eq!(db.frames().len(), 1);
     }
     late.send(&frame(db.mac, late.mac, 80));
-    house.settle();
+    setup.settle();
     assert!(recorder.packets().is_empty() && !recorder.has_ended());
     recorder.set(|tape| tape.is_full = false);
     for len in 90..93 {
         late.send(&frame(db.mac, late.mac, len));
-        house.settle();
+        setup.settle();
     }
     let (packets, interfaces) = recorder.read();
     let lens: Vec<usize> = packets.iter().map(|packet| packet.len).collect();
@@ -352,46 +352,46 @@ fn a_reader_without_room_loses_frames_which_are_counted_and_no_guest_waits() {
 
 #[test]
 fn it_ends_with_its_reader_its_port_its_network_and_the_fabric() {
-    let mut house = House::new();
-    let mut web = house.guest(1);
-    let db = house.guest(2);
+    let mut setup = Setup::new();
+    let mut web = setup.guest(1);
+    let db = setup.guest(2);
     let options = CaptureOptions::default();
-    let read = Recorder::of(&mut house, None, options);
-    let gone = Recorder::of(&mut house, None, options);
-    let of_port = Recorder::of(&mut house, Some("vm2"), options);
+    let read = Recorder::of(&mut setup, None, options);
+    let gone = Recorder::of(&mut setup, None, options);
+    let of_port = Recorder::of(&mut setup, Some("vm2"), options);
     gone.set(|tape| tape.is_gone = true);
     web.send(&frame(db.mac, web.mac, 60));
-    house.settle();
+    setup.settle();
     assert!(gone.has_ended() && !read.has_ended() && !of_port.has_ended());
-    house.fabric.remove_port(LAN, "vm2").unwrap();
+    setup.fabric.remove_port(LAN, "vm2").unwrap();
     assert!(of_port.has_ended() && !read.has_ended());
     // Another port in the same place of the table is another interface.
-    let other = house.guest(3);
+    let other = setup.guest(3);
     web.send(&frame(other.mac, web.mac, 70));
-    house.settle();
+    setup.settle();
     let (packets, interfaces) = read.read();
     assert_eq!(packets.last().unwrap().vm, "vm3");
     assert_eq!(interfaces.len(), 3);
-    house.fabric.remove_network(LAN).unwrap();
+    setup.fabric.remove_network(LAN).unwrap();
     assert!(read.has_ended());
-    house
+    setup
         .fabric
         .add_network("wan", BridgeLimits::default())
         .unwrap();
     let last = Recorder::default();
     let head = Box::new(Head(last.clone()));
-    house.fabric.capture("wan", None, options, head).unwrap();
-    house.fabric.stop();
+    setup.fabric.capture("wan", None, options, head).unwrap();
+    setup.fabric.stop();
     assert!(last.has_ended());
 }
 
 #[test]
 fn what_is_not_there_is_not_captured_and_captures_are_bounded() {
-    let mut house = House::new();
-    let _web = house.guest(1);
+    let mut setup = Setup::new();
+    let _web = setup.guest(1);
     let mut ask = |network: &str, vm: Option<&str>, recorder: &Recorder| {
         let head = Box::new(Head(recorder.clone()));
-        house
+        setup
             .fabric
             .capture(network, vm, CaptureOptions::default(), head)
     };

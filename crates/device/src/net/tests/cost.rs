@@ -7,8 +7,8 @@ use guestmem::driver::Arena;
 use l2::bridge::{BridgeLimits, PortConfig};
 use wire::net_header::NetHeader;
 
-use super::house::{Driver, Guest, House, LAN, TRANSMIT, frame, mac};
 use super::packets::Packet;
+use super::setup::{Driver, Guest, LAN, Setup, TRANSMIT, frame, mac};
 use super::uplinks::{OUTSIDE, datagram, flooder, narrow_uplink, on_the_wire, wide_uplink};
 
 /// Another network, with an uplink of its own.
@@ -22,17 +22,17 @@ const MOST_CALLS: u64 = 512;
 const MOST_DESCRIPTORS: usize = 1 << 15;
 
 /// A guest in the other network.
-fn guest_of_dmz(house: &mut House, number: u8) -> Guest {
+fn guest_of_dmz(setup: &mut Setup, number: u8) -> Guest {
     let driver = Driver::default();
-    let mut config = house.port_config(number, PortConfig::guest(mac(number)), &driver);
+    let mut config = setup.port_config(number, PortConfig::guest(mac(number)), &driver);
     config.network = DMZ.to_owned();
-    house.fabric.add_port(config).unwrap();
+    setup.fabric.add_port(config).unwrap();
     let arena = Arc::new(Arena::new(32 << 20).unwrap());
-    house.guest_of(DMZ, number, driver, arena)
+    setup.guest_of(DMZ, number, driver, arena)
 }
 
-fn sent_by(house: &House, network: &str) -> u64 {
-    let networks = house.fabric.networks();
+fn sent_by(setup: &Setup, network: &str) -> u64 {
+    let networks = setup.fabric.networks();
     let found = networks.iter().find(|found| found.name == network);
     found.unwrap().uplink.as_ref().unwrap().counters.sent_frames
 }
@@ -40,7 +40,7 @@ fn sent_by(house: &House, network: &str) -> u64 {
 /// Lets a guest send this frame without pause. Has another one begin to wait after the first turn, and turns until it is served.
 /// Returns how many frames were taken from the first one meanwhile, and how many the uplink was given.
 fn flood(
-    house: &mut House,
+    setup: &mut Setup,
     flooder: &mut Guest,
     (header, frame): (NetHeader, &[u8]),
     wait: impl FnOnce(),
@@ -48,20 +48,20 @@ fn flood(
 ) -> (usize, u64) {
     let mut before = (0, 0);
     let mut wait = Some(wait);
-    let counted = |house: &House, flooder: &Guest| {
-        let taken = house.counters(flooder).frames_from_guest;
-        (taken as usize, sent_by(house, LAN))
+    let counted = |setup: &Setup, flooder: &Guest| {
+        let taken = setup.counters(flooder).frames_from_guest;
+        (taken as usize, sent_by(setup, LAN))
     };
-    house.settle();
+    setup.settle();
     for _ in 0..100_000 {
         while flooder.try_enqueue(TRANSMIT, header, frame, &[]) {}
         flooder.kick();
-        house.fabric.turn(Some(Duration::ZERO)).unwrap();
+        setup.fabric.turn(Some(Duration::ZERO)).unwrap();
         if let Some(wait) = wait.take() {
-            before = counted(house, flooder);
+            before = counted(setup, flooder);
             wait();
         } else if is_served() {
-            let after = counted(house, flooder);
+            let after = counted(setup, flooder);
             return (after.0 - before.0, after.1 - before.1);
         }
     }
@@ -70,20 +70,20 @@ fn flood(
 
 #[test]
 fn segments_for_an_uplink_do_not_keep_the_uplink_of_another_network_waiting() {
-    let mut house = House::new();
+    let mut setup = Setup::new();
     let limits = BridgeLimits::default();
-    house.fabric.add_network(DMZ, limits).unwrap();
-    let mut flooder = flooder(&mut house);
-    let outside = wide_uplink(&mut house, LAN);
+    setup.fabric.add_network(DMZ, limits).unwrap();
+    let mut flooder = flooder(&mut setup);
+    let outside = wide_uplink(&mut setup, LAN);
     outside
         .send(&on_the_wire(&frame(mac(1), OUTSIDE, 60)))
         .unwrap();
-    let wire = narrow_uplink(&mut house, DMZ);
-    let mut waiting = guest_of_dmz(&mut house, 2);
+    let wire = narrow_uplink(&mut setup, DMZ);
+    let mut waiting = guest_of_dmz(&mut setup, 2);
     let packet = datagram(&flooder, 128 * 500);
     let sent = frame(waiting.mac, OUTSIDE, 60);
     let (taken, calls) = flood(
-        &mut house,
+        &mut setup,
         &mut flooder,
         (packet.to_be_cut(500), &packet.frame),
         || {
@@ -98,14 +98,14 @@ fn segments_for_an_uplink_do_not_keep_the_uplink_of_another_network_waiting() {
 #[test]
 fn segments_for_a_guest_do_not_keep_another_guest_waiting() {
     for (len, size) in [(1366, 1), (60_000, 48), (60_000, 1400)] {
-        let mut house = House::new();
-        let _outside = wide_uplink(&mut house, LAN);
-        let (mut flooder, plain) = (flooder(&mut house), house.guest_with(2, Driver::plain()));
-        let (mut web, mut db) = (house.guest(3), house.guest(4));
+        let mut setup = Setup::new();
+        let _outside = wide_uplink(&mut setup, LAN);
+        let (mut flooder, plain) = (flooder(&mut setup), setup.guest_with(2, Driver::plain()));
+        let (mut web, mut db) = (setup.guest(3), setup.guest(4));
         let packet = Packet::tcp4(&flooder, &plain, len);
         let sent = frame(db.mac, web.mac, 60);
         let (taken, _) = flood(
-            &mut house,
+            &mut setup,
             &mut flooder,
             (packet.to_be_cut(size), &packet.frame),
             || web.send(&sent),
@@ -118,14 +118,14 @@ fn segments_for_a_guest_do_not_keep_another_guest_waiting() {
 
 #[test]
 fn long_frames_do_not_keep_another_guest_waiting() {
-    let mut house = House::with_mtu(u16::MAX);
-    let _outside = wide_uplink(&mut house, LAN);
-    let (mut flooder, other) = (flooder(&mut house), house.guest(2));
-    let (mut web, mut db) = (house.guest(3), house.guest(4));
+    let mut setup = Setup::with_mtu(u16::MAX);
+    let _outside = wide_uplink(&mut setup, LAN);
+    let (mut flooder, other) = (flooder(&mut setup), setup.guest(2));
+    let (mut web, mut db) = (setup.guest(3), setup.guest(4));
     let long = frame(other.mac, flooder.mac, 65_000);
     let sent = frame(db.mac, web.mac, 60);
     let (taken, _) = flood(
-        &mut house,
+        &mut setup,
         &mut flooder,
         (NetHeader::default(), &long),
         || web.send(&sent),
@@ -137,12 +137,12 @@ fn long_frames_do_not_keep_another_guest_waiting() {
 /// A turn has room for so much work, whoever it is done for.
 #[test]
 fn many_who_send_long_frames_do_not_keep_an_uplink_waiting() {
-    let mut house = House::with_mtu(u16::MAX);
-    let wire = narrow_uplink(&mut house, LAN);
-    let mut waiting = house.guest(1);
-    let mut others: Vec<_> = (2..18).map(|number| house.guest(number)).collect();
+    let mut setup = Setup::with_mtu(u16::MAX);
+    let wire = narrow_uplink(&mut setup, LAN);
+    let mut waiting = setup.guest(1);
+    let mut others: Vec<_> = (2..18).map(|number| setup.guest(number)).collect();
     let long = |to: &Guest, from: &Guest| frame(to.mac, from.mac, 65_000);
-    house.settle();
+    setup.settle();
     let refill = |others: &mut Vec<Guest>| {
         for number in 0..others.len() {
             let sent = long(&others[number ^ 1], &others[number]);
@@ -150,22 +150,22 @@ fn many_who_send_long_frames_do_not_keep_an_uplink_waiting() {
             others[number].kick();
         }
     };
-    let taken = |house: &House, others: &[Guest]| {
-        let counters = others.iter().map(|guest| house.counters(guest));
+    let taken = |setup: &Setup, others: &[Guest]| {
+        let counters = others.iter().map(|guest| setup.counters(guest));
         counters
             .map(|counters| counters.bytes_from_guest)
             .sum::<u64>()
     };
     refill(&mut others);
-    house.fabric.turn(Some(Duration::ZERO)).unwrap();
-    let before = taken(&house, &others);
+    setup.fabric.turn(Some(Duration::ZERO)).unwrap();
+    let before = taken(&setup, &others);
     let sent = frame(waiting.mac, OUTSIDE, 60);
     rustix::io::write(&wire, &on_the_wire(&sent)).unwrap();
     while waiting.frames() != [sent.clone()] {
         refill(&mut others);
-        house.fabric.turn(Some(Duration::ZERO)).unwrap();
+        setup.fabric.turn(Some(Duration::ZERO)).unwrap();
     }
-    let bytes = (taken(&house, &others) - before) as usize;
+    let bytes = (taken(&setup, &others) - before) as usize;
     // What was done before the wire was looked at, and in that same turn after it.
     assert!(bytes <= 2 * MOST_BYTES, "{bytes} bytes");
 }
@@ -178,9 +178,9 @@ fn frames_arrive_in_their_order_however_much_they_cost() {
             ring_size: 64,
             ..kind
         };
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver.clone());
-        let mut db = house.guest_with(2, driver);
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver.clone());
+        let mut db = setup.guest_with(2, driver);
         let mut expected = Vec::new();
         for (number, (len, size)) in [(1366, 1), (400, 1), (90, 90), (1300, 10)]
             .into_iter()
@@ -195,11 +195,11 @@ fn frames_arrive_in_their_order_however_much_they_cost() {
             expected.push(packet.frame);
         }
         web.kick();
-        house.settle();
+        setup.settle();
         let received = db.frames();
         assert_eq!(received.len(), expected.len());
         assert!(received == expected, "another order");
-        house.rest();
+        setup.rest();
         web.take_sent(TRANSMIT);
         assert_eq!(web.outstanding, 0);
     }
@@ -216,19 +216,19 @@ fn with_tables() -> Driver {
 #[test]
 fn frames_in_many_pieces_do_not_keep_another_guest_waiting() {
     const PIECES: usize = 1000;
-    let mut house = House::new();
-    let _outside = wide_uplink(&mut house, LAN);
-    let (mut flooder, other) = (house.guest_with(1, with_tables()), house.guest(2));
-    let (mut web, mut db) = (house.guest(3), house.guest(4));
+    let mut setup = Setup::new();
+    let _outside = wide_uplink(&mut setup, LAN);
+    let (mut flooder, other) = (setup.guest_with(1, with_tables()), setup.guest(2));
+    let (mut web, mut db) = (setup.guest(3), setup.guest(4));
     let cut = frame(other.mac, flooder.mac, PIECES);
     let sent = frame(db.mac, web.mac, 60);
-    house.settle();
+    setup.settle();
     let mut before = None;
     let taken = loop {
         while flooder.try_enqueue(TRANSMIT, NetHeader::default(), &cut, &[1; PIECES]) {}
         flooder.kick();
-        house.fabric.turn(Some(Duration::ZERO)).unwrap();
-        let now = house.counters(&flooder).frames_from_guest as usize;
+        setup.fabric.turn(Some(Duration::ZERO)).unwrap();
+        let now = setup.counters(&flooder).frames_from_guest as usize;
         match before {
             None => {
                 web.send(&sent);
@@ -243,20 +243,20 @@ fn frames_in_many_pieces_do_not_keep_another_guest_waiting() {
 
 /// Frames that a receiver with such buffers is given, and those that it is not, of so many that are sent in one moment.
 fn received(buffer: Vec<u32>, frames: usize) -> (usize, u64) {
-    let mut house = House::new();
+    let mut setup = Setup::new();
     let receiver = Driver {
         buffer,
         ..with_tables()
     };
-    let (mut receiver, mut sender) = (house.guest_with(1, receiver), house.guest(2));
+    let (mut receiver, mut sender) = (setup.guest_with(1, receiver), setup.guest(2));
     let sent = frame(receiver.mac, sender.mac, 60);
-    house.settle();
+    setup.settle();
     for _ in 0..frames {
         assert!(sender.try_enqueue(TRANSMIT, NetHeader::default(), &sent, &[]));
     }
     sender.kick();
-    house.settle();
-    let dropped = house.counters(&receiver).dropped_without_buffers;
+    setup.settle();
+    let dropped = setup.counters(&receiver).dropped_without_buffers;
     (receiver.frames().len(), dropped)
 }
 

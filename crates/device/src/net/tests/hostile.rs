@@ -10,14 +10,14 @@ use wire::net_header::{
 };
 
 use super::capture::Recorder;
-use super::house::{Driver, Guest, House, PLAIN, RECEIVE, TRANSMIT, frame, mac};
 use super::packets::Packet;
+use super::setup::{Driver, Guest, PLAIN, RECEIVE, Setup, TRANSMIT, frame, mac};
 use crate::CaptureOptions;
 use crate::net::drain::MAX_FRAME_LEN;
 
 /// One who lies, and two who go on meanwhile.
 struct Street {
-    house: House,
+    setup: Setup,
     liar: Guest,
     web: Guest,
     db: Guest,
@@ -29,12 +29,12 @@ impl Street {
     }
 
     fn with(driver: Driver) -> Street {
-        let mut house = House::new();
+        let mut setup = Setup::new();
         Street {
-            liar: house.guest_with(1, driver),
-            web: house.guest(2),
-            db: house.guest_with(3, Driver::plain()),
-            house,
+            liar: setup.guest_with(1, driver),
+            web: setup.guest(2),
+            db: setup.guest_with(3, Driver::plain()),
+            setup,
         }
     }
 
@@ -44,21 +44,21 @@ impl Street {
         let (to_db, to_web) = (frame(db.mac, web.mac, 99), frame(web.mac, db.mac, 999));
         web.send(&to_db);
         db.send(&to_web);
-        self.house.settle();
+        self.setup.settle();
         assert_eq!(db.frames(), [to_db]);
         assert_eq!(web.frames(), [to_web]);
     }
 
     /// The liar's port is down, until its driver begins anew.
     fn has_failed(&mut self) {
-        assert!(!self.house.runs(&self.liar), "the port should have failed");
+        assert!(!self.setup.runs(&self.liar), "the port should have failed");
         self.others_go_on();
         let driver = Driver::default();
         let arena = Arc::new(Arena::new(32 << 20).unwrap());
-        self.liar = self.house.guest_in(1, driver, arena);
+        self.liar = self.setup.guest_in(1, driver, arena);
         let sent = frame(self.web.mac, self.liar.mac, 60);
         self.liar.send(&sent);
-        self.house.settle();
+        self.setup.settle();
         assert_eq!(self.web.frames(), [sent]);
     }
 }
@@ -183,18 +183,18 @@ fn headers_that_lie_are_refused_and_counted() {
         let packet = Packet::tcp4(&street.liar, &street.web, 1400);
         for (number, (name, header)) in lies(&packet).into_iter().enumerate() {
             street.liar.send_with(header, &packet.frame);
-            street.house.settle();
+            street.setup.settle();
             assert_eq!(street.web.received(), [], "{name}");
-            let counted = street.house.counters(&street.liar).malformed_headers;
+            let counted = street.setup.counters(&street.liar).malformed_headers;
             assert_eq!(counted, number as u64 + 1, "{name}");
         }
-        street.house.rest();
+        street.setup.rest();
         street.liar.take_sent(TRANSMIT);
         assert_eq!(street.liar.outstanding, 0, "buffers come back");
         street.others_go_on();
         let header = packet.to_be_cut(1000);
         street.liar.send_with(header, &packet.frame);
-        street.house.settle();
+        street.setup.settle();
         assert_eq!(street.web.frames(), [packet.frame], "the truth passes");
     }
 }
@@ -211,9 +211,9 @@ fn what_was_not_negotiated_is_refused() {
         street.liar.send_with(packet.to_be_cut(1000), &packet.frame);
         street.liar.send_with(packet.to_be_summed(), &packet.frame);
     }
-    street.house.settle();
+    street.setup.settle();
     assert_eq!(street.web.received(), []);
-    let counted = street.house.counters(&street.liar).malformed_headers;
+    let counted = street.setup.counters(&street.liar).malformed_headers;
     assert_eq!(counted, 2 * packets.len() as u64);
     street.others_go_on();
 }
@@ -232,8 +232,8 @@ fn flags_and_fields_that_mean_nothing_are_not_passed_on() {
         buffers: 65_535,
     };
     street.liar.send_with(header, &sent);
-    street.house.settle();
-    assert_eq!(street.web.received(), [(super::house::done(1), sent)]);
+    street.setup.settle();
+    assert_eq!(street.web.received(), [(super::setup::done(1), sent)]);
 }
 
 #[test]
@@ -264,14 +264,14 @@ fn chains_without_a_frame_come_back() {
     refused += 1;
     street.liar.enqueue(NetHeader::default(), &sent);
     street.liar.kick();
-    street.house.settle();
+    street.setup.settle();
     assert_eq!(street.web.frames(), [sent]);
-    let counters = street.house.counters(&street.liar);
+    let counters = street.setup.counters(&street.liar);
     assert_eq!(
         (counters.malformed_headers, counters.frames_from_guest),
         (refused, 1)
     );
-    street.house.rest();
+    street.setup.rest();
     street.liar.take_sent(TRANSMIT);
     assert_eq!(street.liar.outstanding, 0);
     street.others_go_on();
@@ -293,7 +293,7 @@ fn a_frame_with_room_for_an_answer_is_sent_and_nothing_is_written_there() {
         .liar
         .enqueue_ranges(&[range(0, 72)], &[range(100, 100)]);
     street.liar.kick();
-    street.house.settle();
+    street.setup.settle();
     assert_eq!(street.web.frames(), [sent]);
     let mut after = [0; 100];
     street.liar.arena.read(place + 100, &mut after);
@@ -395,12 +395,12 @@ fn buffers_that_hold_next_to_nothing_cost_their_own_frames_only() {
             }
             street.web.kick();
             street.others_go_on();
-            let counters = street.house.counters(&street.liar);
+            let counters = street.setup.counters(&street.liar);
             assert_eq!(
                 (counters.dropped_without_buffers, counters.frames_to_guest),
                 (20, 0)
             );
-            assert!(street.house.runs(&street.liar));
+            assert!(street.setup.runs(&street.liar));
         }
     }
 }
@@ -415,7 +415,7 @@ fn what_was_sent_before_the_lie_arrives() {
     street.liar.rings[TRANSMIT].kick_needed();
     street.liar.rings[TRANSMIT].publish_head(64);
     street.liar.kick_anyway(TRANSMIT);
-    street.house.settle();
+    street.setup.settle();
     assert_eq!(street.web.frames().len(), 5);
     street.has_failed();
 }
@@ -435,7 +435,7 @@ fn a_vmm_that_takes_its_memory_away_costs_its_own_port() {
                 .web
                 .send(&frame(street.liar.mac, street.web.mac, 1000));
         }
-        street.house.settle();
+        street.setup.settle();
         street.web.received();
         street.others_go_on();
         street.has_failed();
@@ -447,15 +447,15 @@ fn a_vmm_that_takes_its_memory_away_costs_its_own_port() {
 #[test]
 fn a_header_that_is_changed_after_it_was_judged_does_not_get_through() {
     for len in [60, 127, 128, 129, 1000] {
-        let mut house = House::new();
+        let mut setup = Setup::new();
         let shared = Arc::new(Arena::new(32 << 20).unwrap());
         for number in [1, 2] {
-            house.add_port(number, PortConfig::guest(mac(number)), &Driver::default());
+            setup.add_port(number, PortConfig::guest(mac(number)), &Driver::default());
         }
-        let mut liar = house.guest_in(1, Driver::default(), Arc::clone(&shared));
-        let friend = house.guest_in(2, Driver::default(), Arc::clone(&shared));
-        let mut victim = house.guest_with(3, Driver::plain());
-        let capture = Recorder::of(&mut house, Some("vm3"), CaptureOptions::default());
+        let mut liar = setup.guest_in(1, Driver::default(), Arc::clone(&shared));
+        let friend = setup.guest_in(2, Driver::default(), Arc::clone(&shared));
+        let mut victim = setup.guest_with(3, Driver::plain());
+        let capture = Recorder::of(&mut setup, Some("vm3"), CaptureOptions::default());
         let honest = frame(victim.mac, liar.mac, len);
         // Behind it in the batch, and delivered before it, as what came last is still in the cache.
         let place = shared.allocate(NET_HEADER_LEN + len, 64);
@@ -476,16 +476,16 @@ fn a_header_that_is_changed_after_it_was_judged_does_not_get_through() {
         };
         friend.rings[RECEIVE].write_descriptor(0, descriptor);
         liar.kick();
-        house.settle();
+        setup.settle();
         let mut now = vec![0; len];
         shared.read(place + NET_HEADER_LEN, &mut now);
         assert_eq!(now, forged(&friend, &liar, len), "the frame was changed");
-        assert_eq!(house.counters(&friend).frames_to_guest, 1);
+        assert_eq!(setup.counters(&friend).frames_to_guest, 1);
         let judged = len.min(wire::ethernet::SNAPSHOT_LEN);
         let received = victim.received();
         assert_eq!(received.len(), 1);
         let (header, frame) = &received[0];
-        assert_eq!(*header, super::house::done(1));
+        assert_eq!(*header, super::setup::done(1));
         assert_eq!(frame[..judged], honest[..judged], "{len} bytes");
         assert_eq!(
             frame[judged..],

@@ -8,70 +8,70 @@ use guestmem::driver::Arena;
 use l2::bridge::{BridgeLimits, PortConfig};
 use wire::net_header::NetHeader;
 
-use super::house::{Driver, Guest, House, LAN, RECEIVE, TRANSMIT, frame, mac};
+use super::setup::{Driver, Guest, LAN, RECEIVE, Setup, TRANSMIT, frame, mac};
 use crate::frontend::{MESSAGES_PER_TURN, Message, Request};
 use crate::net::{ModerationSetting, NetError};
 
 /// One frame from one guest arrives at another.
-fn passes(house: &mut House, from: &mut Guest, to: &mut Guest) {
+fn passes(setup: &mut Setup, from: &mut Guest, to: &mut Guest) {
     let sent = frame(to.mac, from.mac, 100);
     from.send(&sent);
-    house.settle();
+    setup.settle();
     assert_eq!(to.frames(), [sent], "from {} to {}", from.name, to.name);
 }
 
 #[test]
 fn rings_that_stop_in_any_order_go_on_where_they_were() {
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver.clone());
-        let mut db = house.guest_with(2, driver);
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver.clone());
+        let mut db = setup.guest_with(2, driver);
         for round in 0..200 {
-            passes(&mut house, &mut web, &mut db);
+            passes(&mut setup, &mut web, &mut db);
             let order = match round % 2 {
                 0 => [RECEIVE, TRANSMIT],
                 _ => [TRANSMIT, RECEIVE],
             };
             let memory = web.memory();
-            let bases = order.map(|index| house.ask(&web, Request::Stop { index }).unwrap());
+            let bases = order.map(|index| setup.ask(&web, Request::Stop { index }).unwrap());
             // While it is stopped something is for it, and it has something to send.
             db.send(&frame(web.mac, db.mac, 60));
             let waits = frame(db.mac, web.mac, 61);
             web.enqueue(NetHeader::default(), &waits);
             web.kick();
-            house.settle();
+            setup.settle();
             assert_eq!(db.received(), []);
             for (index, base) in order.into_iter().zip(bases) {
-                house.start_ring(&web, index, base, &memory).unwrap();
+                setup.start_ring(&web, index, base, &memory).unwrap();
             }
-            house.settle();
+            setup.settle();
             assert_eq!(db.frames(), [waits], "what it was to send is sent then");
             assert_eq!(web.received(), [], "what was for it is lost");
-            passes(&mut house, &mut db, &mut web);
+            passes(&mut setup, &mut db, &mut web);
         }
-        assert_eq!(house.counters(&web).dropped_without_driver, 200);
+        assert_eq!(setup.counters(&web).dropped_without_driver, 200);
     }
 }
 
 #[test]
 fn a_ring_that_is_not_enabled_waits() {
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest(2));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest(2));
     for index in [TRANSMIT, RECEIVE] {
         let set = |enabled| Request::SetEnabled { index, enabled };
-        house.ask(&web, set(false)).unwrap();
+        setup.ask(&web, set(false)).unwrap();
         let (from_web, from_db) = (frame(db.mac, web.mac, 60), frame(web.mac, db.mac, 60));
         web.send(&from_web);
         db.send(&from_db);
-        house.settle();
+        setup.settle();
         let (at_web, at_db) = (web.frames(), db.frames());
         assert_eq!(at_web.len(), usize::from(index == TRANSMIT));
         assert_eq!(at_db.len(), usize::from(index == RECEIVE));
-        house.ask(&web, set(true)).unwrap();
-        house.settle();
+        setup.ask(&web, set(true)).unwrap();
+        setup.settle();
         assert_eq!(db.frames().len(), usize::from(index == TRANSMIT));
-        passes(&mut house, &mut web, &mut db);
-        passes(&mut house, &mut db, &mut web);
+        passes(&mut setup, &mut web, &mut db);
+        passes(&mut setup, &mut db, &mut web);
     }
 }
 
@@ -81,38 +81,38 @@ fn an_interrupt_that_is_owed_when_a_ring_stops_is_sent() {
         moderation: ModerationSetting::Window(Duration::from_secs(3600)),
         ..Driver::default()
     };
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
-    passes(&mut house, &mut web, &mut db);
-    passes(&mut house, &mut web, &mut db);
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
+    passes(&mut setup, &mut web, &mut db);
+    passes(&mut setup, &mut web, &mut db);
     assert_eq!(db.interrupts(), 1);
     let index = RECEIVE;
-    let base = house.ask(&db, Request::Stop { index }).unwrap();
+    let base = setup.ask(&db, Request::Stop { index }).unwrap();
     assert_eq!(db.interrupts(), 1, "the one that was owed");
     let memory = db.memory();
-    house.start_ring(&db, index, base, &memory).unwrap();
-    passes(&mut house, &mut web, &mut db);
+    setup.start_ring(&db, index, base, &memory).unwrap();
+    passes(&mut setup, &mut web, &mut db);
     assert_eq!(db.interrupts(), 1, "a ring that begins is idle");
 }
 
 #[test]
 fn a_call_that_comes_later_is_told_of_what_came_before() {
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest(2));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest(2));
     let index = RECEIVE;
     let call = None;
-    house.ask(&db, Request::SetCall { index, call }).unwrap();
-    passes(&mut house, &mut web, &mut db);
+    setup.ask(&db, Request::SetCall { index, call }).unwrap();
+    passes(&mut setup, &mut web, &mut db);
     assert_eq!(db.interrupts(), 0);
     let call = Some(db.call(index));
-    house.ask(&db, Request::SetCall { index, call }).unwrap();
+    setup.ask(&db, Request::SetCall { index, call }).unwrap();
     assert_eq!(db.interrupts(), 1);
 }
 
 #[test]
 fn memory_is_replaced_under_rings_that_run() {
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest(2));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest(2));
     let more = Arena::new(1 << 20).unwrap();
     for round in 0..20 {
         let mut regions = vec![db.arena.region(0).unwrap()];
@@ -123,87 +123,87 @@ fn memory_is_replaced_under_rings_that_run() {
         // Frames wait for the sender's turn, and for the receiver's.
         let sent = frame(db.mac, web.mac, 200);
         web.send(&sent);
-        house.ask(&db, Request::ReplaceMemory { memory }).unwrap();
-        house.settle();
+        setup.ask(&db, Request::ReplaceMemory { memory }).unwrap();
+        setup.settle();
         assert_eq!(db.frames(), [sent]);
-        passes(&mut house, &mut db, &mut web);
+        passes(&mut setup, &mut db, &mut web);
     }
 }
 
 #[test]
 fn a_region_that_goes_from_under_posted_buffers_costs_that_port_alone() {
-    let mut house = House::new();
-    let (mut web, mut other) = (house.guest(1), house.guest(3));
+    let mut setup = Setup::new();
+    let (mut web, mut other) = (setup.guest(1), setup.guest(3));
     let arena = Arc::new(Arena::new(32 << 20).unwrap());
-    house.add_port(2, PortConfig::guest(mac(2)), &Driver::default());
+    setup.add_port(2, PortConfig::guest(mac(2)), &Driver::default());
     // The rings are in the first page or two; buffers far behind.
-    let mut db = house.guest_in(2, Driver::default(), Arc::clone(&arena));
-    passes(&mut house, &mut web, &mut db);
+    let mut db = setup.guest_in(2, Driver::default(), Arc::clone(&arena));
+    passes(&mut setup, &mut web, &mut db);
     let memory = db.memory_of(vec![arena.part(0, 0, 32 << 10).unwrap()]);
-    house.ask(&db, Request::ReplaceMemory { memory }).unwrap();
+    setup.ask(&db, Request::ReplaceMemory { memory }).unwrap();
     for _ in 0..80 {
         web.send(&frame(db.mac, web.mac, 60));
         web.send(&frame(other.mac, web.mac, 60));
-        house.settle();
+        setup.settle();
         assert_eq!(other.frames().len(), 1, "others go on");
     }
-    assert!(!house.runs(&db), "its buffers are nowhere");
+    assert!(!setup.runs(&db), "its buffers are nowhere");
     // The driver begins anew, in memory that is there.
-    let mut db = house.guest_in(
+    let mut db = setup.guest_in(
         2,
         Driver::default(),
         Arc::new(Arena::new(32 << 20).unwrap()),
     );
-    passes(&mut house, &mut web, &mut db);
-    passes(&mut house, &mut db, &mut web);
+    passes(&mut setup, &mut web, &mut db);
+    passes(&mut setup, &mut db, &mut web);
 }
 
 #[test]
 fn rings_that_are_not_in_the_new_memory_are_refused_and_keep_the_old() {
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest(2));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest(2));
     let elsewhere = Arena::new(1 << 20).unwrap();
     let memory = db.memory_of(vec![elsewhere.region(0).unwrap()]);
-    assert!(house.ask(&db, Request::ReplaceMemory { memory }).is_err());
-    passes(&mut house, &mut web, &mut db);
+    assert!(setup.ask(&db, Request::ReplaceMemory { memory }).is_err());
+    passes(&mut setup, &mut web, &mut db);
 }
 
 #[test]
 fn a_reset_and_a_vmm_that_goes_leave_nothing_behind() {
     for request in [|| Request::Reset, || Request::Detach { fault: None }] {
-        let mut house = House::new();
-        let (mut web, mut db) = (house.guest(1), house.guest(2));
+        let mut setup = Setup::new();
+        let (mut web, mut db) = (setup.guest(1), setup.guest(2));
         for round in 0..20 {
-            passes(&mut house, &mut web, &mut db);
+            passes(&mut setup, &mut web, &mut db);
             // In the middle: it has sent, and something is for it.
             web.enqueue(NetHeader::default(), &frame(db.mac, web.mac, 60));
             db.enqueue(NetHeader::default(), &frame(web.mac, db.mac, 60));
             web.kick();
             db.kick();
-            house.ask(&db, request()).unwrap();
-            house.settle();
+            setup.ask(&db, request()).unwrap();
+            setup.settle();
             assert_eq!((web.received(), db.received()), (vec![], vec![]));
             let driver = Driver::of_each_kind()[round % 8].clone();
-            db = house.guest_in(2, driver, Arc::new(Arena::new(32 << 20).unwrap()));
-            passes(&mut house, &mut db, &mut web);
+            db = setup.guest_in(2, driver, Arc::new(Arena::new(32 << 20).unwrap()));
+            passes(&mut setup, &mut db, &mut web);
         }
-        assert!(house.fabric.unarmed.len() <= 4 && house.fabric.ready.is_empty());
+        assert!(setup.fabric.unarmed.len() <= 4 && setup.fabric.ready.is_empty());
     }
 }
 
 #[test]
 fn a_port_that_is_removed_takes_what_waits_with_it() {
-    let mut house = House::new();
-    let (mut web, mut other) = (house.guest(1), house.guest(3));
+    let mut setup = Setup::new();
+    let (mut web, mut other) = (setup.guest(1), setup.guest(3));
     for round in 0..10 {
         let driver = Driver {
             moderation: ModerationSetting::Window(Duration::from_secs(3600)),
             ..Driver::of_each_kind()[round % 8].clone()
         };
-        let mut db = house.guest_with(2, driver);
-        passes(&mut house, &mut web, &mut db);
-        passes(&mut house, &mut web, &mut db);
-        let generation = house.fabric.ports[db.number].generation;
+        let mut db = setup.guest_with(2, driver);
+        passes(&mut setup, &mut web, &mut db);
+        passes(&mut setup, &mut web, &mut db);
+        let generation = setup.fabric.ports[db.number].generation;
         for _ in 0..20 {
             web.enqueue(NetHeader::default(), &frame(db.mac, web.mac, 60));
             db.enqueue(NetHeader::default(), &frame(web.mac, db.mac, 60));
@@ -211,76 +211,76 @@ fn a_port_that_is_removed_takes_what_waits_with_it() {
         web.enqueue(NetHeader::default(), &frame(other.mac, web.mac, 60));
         web.kick();
         db.kick();
-        house.fabric.remove_port(LAN, &db.name).unwrap();
-        house.settle();
+        setup.fabric.remove_port(LAN, &db.name).unwrap();
+        setup.settle();
         assert_eq!(other.frames().len(), 1);
         assert_eq!((web.received(), db.received()), (vec![], vec![]));
         web.take_sent(TRANSMIT);
         assert_eq!(web.outstanding, 0);
-        assert!(!house.socket_of(2).exists());
+        assert!(!setup.socket_of(2).exists());
         // Its number goes to another, to whom its VMM has nothing to say.
-        let mut next = house.guest(4);
+        let mut next = setup.guest(4);
         assert_eq!(next.number, db.number);
-        let refused = house.ask_as(&db, generation, Request::Reset);
-        assert!(refused.is_err() && house.runs(&next));
+        let refused = setup.ask_as(&db, generation, Request::Reset);
+        assert!(refused.is_err() && setup.runs(&next));
         db.kick_anyway(TRANSMIT);
-        passes(&mut house, &mut next, &mut web);
-        passes(&mut house, &mut web, &mut next);
-        house.fabric.remove_port(LAN, &next.name).unwrap();
+        passes(&mut setup, &mut next, &mut web);
+        passes(&mut setup, &mut web, &mut next);
+        setup.fabric.remove_port(LAN, &next.name).unwrap();
     }
-    let gone = house.fabric.remove_port(LAN, "vm2");
+    let gone = setup.fabric.remove_port(LAN, "vm2");
     assert!(matches!(gone, Err(NetError::NoPort { .. })));
 }
 
 #[test]
 fn nothing_passes_while_the_link_is_down() {
-    let mut house = House::new();
-    let (mut web, mut db, mut other) = (house.guest(1), house.guest(2), house.guest(3));
+    let mut setup = Setup::new();
+    let (mut web, mut db, mut other) = (setup.guest(1), setup.guest(2), setup.guest(3));
     for _ in 0..5 {
-        passes(&mut house, &mut web, &mut db);
-        let generation = house.fabric.ports[db.number].generation;
+        passes(&mut setup, &mut web, &mut db);
+        let generation = setup.fabric.ports[db.number].generation;
         db.enqueue(NetHeader::default(), &frame(web.mac, db.mac, 60));
         db.kick();
-        house.fabric.set_link(LAN, "vm2", false).unwrap();
-        house.fabric.set_link(LAN, "vm2", false).unwrap();
+        setup.fabric.set_link(LAN, "vm2", false).unwrap();
+        setup.fabric.set_link(LAN, "vm2", false).unwrap();
         web.send(&frame(db.mac, web.mac, 60));
         web.send(&frame(wire::ethernet::MacAddress::BROADCAST, web.mac, 60));
-        house.settle();
+        setup.settle();
         assert_eq!((web.received(), db.received()), (vec![], vec![]));
         assert_eq!(other.frames().len(), 1, "others go on");
-        assert!(!house.socket_of(2).exists(), "no VMM finds it");
-        assert!(house.ask_as(&db, generation, Request::Attach).is_err());
-        house.fabric.set_link(LAN, "vm2", true).unwrap();
-        house.fabric.set_link(LAN, "vm2", true).unwrap();
-        assert!(house.socket_of(2).exists());
-        db = house.guest_in(
+        assert!(!setup.socket_of(2).exists(), "no VMM finds it");
+        assert!(setup.ask_as(&db, generation, Request::Attach).is_err());
+        setup.fabric.set_link(LAN, "vm2", true).unwrap();
+        setup.fabric.set_link(LAN, "vm2", true).unwrap();
+        assert!(setup.socket_of(2).exists());
+        db = setup.guest_in(
             2,
             Driver::default(),
             Arc::new(Arena::new(32 << 20).unwrap()),
         );
-        passes(&mut house, &mut db, &mut web);
+        passes(&mut setup, &mut db, &mut web);
     }
 }
 
 #[test]
 fn a_network_that_is_removed_is_gone_with_all_that_waits() {
-    let mut house = House::new();
+    let mut setup = Setup::new();
     for _ in 0..3 {
-        let (mut web, mut db) = (house.guest(1), house.guest(2));
-        passes(&mut house, &mut web, &mut db);
+        let (mut web, mut db) = (setup.guest(1), setup.guest(2));
+        passes(&mut setup, &mut web, &mut db);
         for _ in 0..20 {
             web.enqueue(NetHeader::default(), &frame(db.mac, web.mac, 60));
         }
         web.kick();
-        house.fabric.remove_network(LAN).unwrap();
-        house.settle();
+        setup.fabric.remove_network(LAN).unwrap();
+        setup.settle();
         assert_eq!(db.received(), []);
-        assert!(house.fabric.ports.is_empty() && house.fabric.networks().is_empty());
+        assert!(setup.fabric.ports.is_empty() && setup.fabric.networks().is_empty());
         assert!(matches!(
-            house.fabric.remove_network(LAN),
+            setup.fabric.remove_network(LAN),
             Err(NetError::NoNetwork(_))
         ));
-        house
+        setup
             .fabric
             .add_network(LAN, BridgeLimits::default())
             .unwrap();
@@ -289,24 +289,24 @@ fn a_network_that_is_removed_is_gone_with_all_that_waits() {
 
 #[test]
 fn networks_do_not_hear_each_other() {
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest(2));
-    house
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest(2));
+    setup
         .fabric
         .add_network("other", BridgeLimits::default())
         .unwrap();
-    let port = house.port_config(3, PortConfig::guest(mac(2)), &Driver::default());
+    let port = setup.port_config(3, PortConfig::guest(mac(2)), &Driver::default());
     let port = crate::net::NetPortConfig {
         network: "other".to_owned(),
         ..port
     };
-    house.fabric.add_port(port).unwrap();
+    setup.fabric.add_port(port).unwrap();
     let arena = Arc::new(Arena::new(32 << 20).unwrap());
-    let mut stranger = house.guest_of("other", 3, Driver::default(), arena);
-    passes(&mut house, &mut web, &mut db);
+    let mut stranger = setup.guest_of("other", 3, Driver::default(), arena);
+    passes(&mut setup, &mut web, &mut db);
     web.send(&frame(wire::ethernet::MacAddress::BROADCAST, web.mac, 60));
     stranger.send(&frame(wire::ethernet::MacAddress::BROADCAST, mac(2), 60));
-    house.settle();
+    setup.settle();
     assert_eq!(stranger.received(), []);
     assert_eq!(web.received(), []);
     assert_eq!(db.frames().len(), 1);
@@ -314,9 +314,9 @@ fn networks_do_not_hear_each_other() {
 
 #[test]
 fn a_turn_takes_so_many_messages_of_vmms() {
-    let mut house = House::new();
-    let web = house.guest(1);
-    let generation = house.fabric.ports[web.number].generation;
+    let mut setup = Setup::new();
+    let web = setup.guest(1);
+    let generation = setup.fabric.ports[web.number].generation;
     let ask = |_| {
         let (answer, wait) = sync_channel(1);
         let message = Message {
@@ -325,7 +325,7 @@ fn a_turn_takes_so_many_messages_of_vmms() {
             request: Request::Attach,
             answer,
         };
-        let mailbox = &house.fabric.mailbox;
+        let mailbox = &setup.fabric.mailbox;
         mailbox.messages.send(message).unwrap();
         mailbox.waker.wake();
         wait
@@ -333,7 +333,7 @@ fn a_turn_takes_so_many_messages_of_vmms() {
     let mut waiting: Vec<_> = (0..3 * MESSAGES_PER_TURN).map(ask).collect();
     while !waiting.is_empty() {
         let before = waiting.len();
-        house.fabric.turn(None).unwrap();
+        setup.fabric.turn(None).unwrap();
         waiting.retain(|wait| wait.try_recv().is_err());
         assert!(before - waiting.len() <= MESSAGES_PER_TURN);
     }

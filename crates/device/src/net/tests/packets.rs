@@ -7,7 +7,7 @@ use wire::net_header::{
     FLAG_NEEDS_CHECKSUM, GSO_ECN, GSO_NONE, GSO_TCP4, GSO_TCP6, GSO_UDP, NetHeader,
 };
 
-use super::house::Guest;
+use super::setup::Guest;
 
 /// The first sequence number, so near the end that it wraps in a long packet.
 pub(super) const SEQUENCE: u32 = u32::MAX - 5000;

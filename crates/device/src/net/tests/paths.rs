@@ -4,8 +4,8 @@ use l2::bridge::PortConfig;
 use wire::ethernet::MacAddress;
 use wire::net_header::{NET_HEADER_LEN, NetHeader};
 
-use super::house::{Driver, House, LINUX, MERGEABLE, PLAIN, RECEIVE, TRANSMIT, done, frame, mac};
 use super::packets::Packet;
+use super::setup::{Driver, LINUX, MERGEABLE, PLAIN, RECEIVE, Setup, TRANSMIT, done, frame, mac};
 use crate::frontend::Request;
 use crate::net::deliver::MAX_MERGED;
 
@@ -18,13 +18,13 @@ const LENS: [usize; 22] = [
 #[test]
 fn a_frame_arrives_as_it_was_sent() {
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver.clone());
-        let mut db = house.guest_with(2, driver.clone());
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver.clone());
+        let mut db = setup.guest_with(2, driver.clone());
         for len in LENS {
             let sent = frame(db.mac, web.mac, len);
             web.send(&sent);
-            house.settle();
+            setup.settle();
             assert_eq!(db.received(), [(done(1), sent)], "{len} bytes, {driver:?}");
             assert!(db.interrupts() > 0);
         }
@@ -46,15 +46,15 @@ fn a_sender_may_cut_its_frames_anywhere() {
         &[1; 40],
     ];
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver.clone());
-        let mut db = house.guest_with(2, driver.clone());
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver.clone());
+        let mut db = setup.guest_with(2, driver.clone());
         for cut in cuts {
             for len in LENS {
                 let sent = frame(db.mac, web.mac, len);
                 assert!(web.try_enqueue(TRANSMIT, NetHeader::default(), &sent, cut));
                 web.kick();
-                house.settle();
+                setup.settle();
                 assert_eq!(db.frames(), [sent], "{len} bytes cut {cut:?}, {driver:?}");
             }
         }
@@ -69,13 +69,13 @@ fn a_table_may_have_a_descriptor_for_each_byte() {
             indirect: true,
             ..Driver::default()
         };
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver.clone());
-        let mut db = house.guest_with(2, driver);
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver.clone());
+        let mut db = setup.guest_with(2, driver);
         let sent = frame(db.mac, web.mac, 1000);
         assert!(web.try_enqueue(TRANSMIT, NetHeader::default(), &sent, &[1; 1012]));
         web.kick();
-        house.settle();
+        setup.settle();
         assert_eq!(db.frames(), [sent]);
     }
 }
@@ -98,13 +98,13 @@ fn a_receiver_may_cut_its_buffers_anywhere() {
                 ..kind.clone()
             };
             let capacity = buffer.iter().sum::<u32>() as usize;
-            let mut house = House::new();
-            let mut web = house.guest(1);
-            let mut db = house.guest_with(2, driver.clone());
+            let mut setup = Setup::new();
+            let mut web = setup.guest(1);
+            let mut db = setup.guest_with(2, driver.clone());
             for len in LENS {
                 let sent = frame(db.mac, web.mac, len);
                 web.send(&sent);
-                house.settle();
+                setup.settle();
                 let count = (NET_HEADER_LEN + len).div_ceil(capacity) as u16;
                 assert_eq!(db.received(), [(done(count), sent)], "{len}, {driver:?}");
             }
@@ -121,25 +121,25 @@ fn a_frame_lies_across_as_many_buffers_as_are_allowed_and_no_more() {
             ring_size: 256,
             ..kind
         };
-        let mut house = House::new();
-        let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
+        let mut setup = Setup::new();
+        let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
         let most = MAX_MERGED * room as usize - NET_HEADER_LEN;
         for len in [most - room as usize, most - 1, most] {
             let sent = frame(db.mac, web.mac, len);
             web.send(&sent);
-            house.settle();
+            setup.settle();
             assert_eq!(db.frames(), [sent], "{len} bytes");
         }
         // More often than the ring would last if buffers were lost with the frame.
         for _ in 0..20 {
             web.send(&frame(db.mac, web.mac, most + 1));
-            house.settle();
+            setup.settle();
         }
         assert_eq!(db.received(), []);
-        assert_eq!(house.counters(&db).dropped_without_buffers, 20);
+        assert_eq!(setup.counters(&db).dropped_without_buffers, 20);
         let sent = frame(db.mac, web.mac, most);
         web.send(&sent);
-        house.settle();
+        setup.settle();
         assert_eq!(db.frames(), [sent]);
     }
 }
@@ -150,13 +150,13 @@ fn the_longest_frame_arrives_in_the_smallest_buffers_that_linux_posts() {
         buffer: vec![1536],
         ..Driver::default()
     };
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
     let packet = Packet::tcp4(&web, &db, 65_535 - 40);
     web.send_with(packet.to_be_cut(1448), &packet.frame);
-    house.settle();
+    setup.settle();
     let received = db.received();
-    assert_eq!(received.len(), 1, "{:?}", house.counters(&db));
+    assert_eq!(received.len(), 1, "{:?}", setup.counters(&db));
     assert_eq!(received[0].0.buffers, 43);
     assert_eq!(received[0].1, packet.frame);
 }
@@ -168,32 +168,32 @@ fn buffers_that_do_not_merge_take_what_fits_into_one() {
         buffer: vec![12, 500],
         ..Driver::default()
     };
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
     for len in [500, 501, 1514, 60] {
         let sent = frame(db.mac, web.mac, len);
         web.send(&sent);
-        house.settle();
+        setup.settle();
         let expected = if len <= 500 { vec![sent] } else { vec![] };
         assert_eq!(db.frames(), expected, "{len} bytes");
     }
-    assert_eq!(house.counters(&db).dropped_without_buffers, 2);
+    assert_eq!(setup.counters(&db).dropped_without_buffers, 2);
     assert_eq!(LINUX & MERGEABLE, MERGEABLE, "the others merge theirs");
 }
 
 #[test]
 fn what_is_for_everybody_reaches_everybody_but_its_sender() {
-    let mut house = House::new();
+    let mut setup = Setup::new();
     let mut guests: Vec<_> = Driver::of_each_kind()
         .into_iter()
         .zip(1..)
-        .map(|(driver, number)| house.guest_with(number, driver))
+        .map(|(driver, number)| setup.guest_with(number, driver))
         .collect();
     for to in [MacAddress::BROADCAST, MacAddress([0x33, 0x33, 0, 0, 0, 1])] {
         for sender in 0..guests.len() {
             let sent = frame(to, guests[sender].mac, 200);
             guests[sender].send(&sent);
-            house.settle();
+            setup.settle();
             for (number, guest) in guests.iter_mut().enumerate() {
                 let expected = if number == sender {
                     vec![]
@@ -208,14 +208,14 @@ fn what_is_for_everybody_reaches_everybody_but_its_sender() {
 
 #[test]
 fn nobody_hears_what_is_for_another_or_for_nobody() {
-    let mut house = House::new();
-    let (mut web, mut db, mut spy) = (house.guest(1), house.guest(2), house.guest(3));
+    let mut setup = Setup::new();
+    let (mut web, mut db, mut spy) = (setup.guest(1), setup.guest(2), setup.guest(3));
     let learning = Driver::default();
-    let mut late = house.guest_at(4, PortConfig::learning_guest(), learning);
+    let mut late = setup.guest_at(4, PortConfig::learning_guest(), learning);
     for to in [db.mac, mac(99)] {
         web.send(&frame(to, web.mac, 100));
     }
-    house.settle();
+    setup.settle();
     assert_eq!(db.frames().len(), 1);
     assert_eq!(spy.received(), []);
     assert_eq!(
@@ -225,7 +225,7 @@ fn nobody_hears_what_is_for_another_or_for_nobody() {
     );
     late.send(&frame(web.mac, mac(99), 60));
     web.send(&frame(mac(99), web.mac, 60));
-    house.settle();
+    setup.settle();
     assert_eq!(late.frames().len(), 1, "learned");
     assert_eq!((spy.received(), db.received()), (vec![], vec![]));
 }
@@ -236,17 +236,17 @@ fn a_flow_is_given_to_the_queue_that_its_guest_answers_on() {
         queue_pairs: 4,
         ..Driver::default()
     };
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
     let to_db = Packet::udp4(&web, &db, 100).frame;
     let to_web = Packet::udp4(&db, &web, 100).frame;
     for pair in [0, 3, 1, 2] {
         assert!(db.try_enqueue(2 * pair + 1, NetHeader::default(), &to_web, &[]));
         db.kick_on(2 * pair + 1);
-        house.settle();
+        setup.settle();
         assert_eq!(web.frames().len(), 1);
         web.send(&to_db);
-        house.settle();
+        setup.settle();
         for other in 0..4 {
             let expected = usize::from(other == pair);
             assert_eq!(db.received_on(2 * other).len(), expected, "pair {other}");
@@ -257,9 +257,9 @@ fn a_flow_is_given_to_the_queue_that_its_guest_answers_on() {
         index: 4,
         enabled: false,
     };
-    house.ask(&db, disable).unwrap();
+    setup.ask(&db, disable).unwrap();
     web.send(&to_db);
-    house.settle();
+    setup.settle();
     assert_eq!(db.received_on(4), [], "that pair does not run");
     assert_eq!(db.received_on(RECEIVE).len(), 1);
 }
@@ -270,18 +270,18 @@ fn a_chain_without_a_frame_teaches_nothing_of_flows() {
         queue_pairs: 2,
         ..Driver::default()
     };
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
     let to_db = Packet::udp4(&web, &db, 100).frame;
     web.send(&to_db);
-    house.settle();
+    setup.settle();
     assert_eq!(db.received_on(0).len(), 1);
     // Its place in the batch is that of the frame before, which another guest has sent.
     assert!(db.try_enqueue(3, NetHeader::default(), &[0; 13], &[]));
     db.kick_on(3);
-    house.settle();
+    setup.settle();
     web.send(&to_db);
-    house.settle();
+    setup.settle();
     assert_eq!(db.received_on(0).len(), 1, "as before");
     assert_eq!(db.received_on(2), []);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use l2::bridge::{PortConfig, Rates};
 use wire::net_header::NetHeader;
 
-use super::house::{Driver, Guest, House, RECEIVE, TRANSMIT, frame, mac};
+use super::setup::{Driver, Guest, RECEIVE, Setup, TRANSMIT, frame, mac};
 use crate::net::ModerationSetting;
 
 /// Frames that can be told apart, from one guest to another.
@@ -21,15 +21,15 @@ fn numbered(to: &Guest, from: &Guest, numbers: std::ops::Range<u32>) -> Vec<Vec<
 #[test]
 fn a_full_ring_drops_and_counts_and_holds_up_nobody() {
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
+        let mut setup = Setup::new();
         let large = Driver {
             ring_size: 256,
             ..driver.clone()
         };
-        let mut web = house.guest_with(1, large);
+        let mut web = setup.guest_with(1, large);
         let (mut full, mut other) = (
-            house.guest_with(2, driver.clone()),
-            house.guest_with(3, driver),
+            setup.guest_with(2, driver.clone()),
+            setup.guest_with(3, driver),
         );
         let to_full = numbered(&full, &web, 0..100);
         let to_other = numbered(&other, &web, 0..50);
@@ -40,14 +40,14 @@ fn a_full_ring_drops_and_counts_and_holds_up_nobody() {
             }
         }
         web.kick();
-        house.settle();
+        setup.settle();
         assert_eq!(other.frames(), to_other);
-        assert_eq!(house.counters(&full).dropped_without_buffers, 36);
+        assert_eq!(setup.counters(&full).dropped_without_buffers, 36);
         assert_eq!(full.frames(), to_full[..64]);
         web.take_sent(TRANSMIT);
         assert_eq!(web.outstanding, 0);
         web.send(&to_full[99]);
-        house.settle();
+        setup.settle();
         assert_eq!(full.frames(), to_full[99..], "there is room again");
     }
 }
@@ -59,27 +59,27 @@ fn many_batches_arrive_once_and_in_order() {
             ring_size: 512,
             ..kind
         };
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver.clone());
-        let mut db = house.guest_with(2, driver);
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver.clone());
+        let mut db = setup.guest_with(2, driver);
         for batch in [1, 7, 128, usize::MAX] {
-            house.fabric.set_batch(batch);
+            setup.fabric.set_batch(batch);
             let sent = numbered(&db, &web, 0..500);
             sent.iter()
                 .for_each(|frame| web.enqueue(NetHeader::default(), frame));
             web.kick();
-            house.settle();
+            setup.settle();
             assert_eq!(db.frames(), sent);
         }
-        assert_eq!(house.counters(&web).frames_from_guest, 2000);
-        assert_eq!(house.counters(&db).frames_to_guest, 2000);
+        assert_eq!(setup.counters(&web).frames_from_guest, 2000);
+        assert_eq!(setup.counters(&db).frames_to_guest, 2000);
     }
 }
 
 #[test]
 fn what_is_refused_comes_back_to_its_sender() {
-    let mut house = House::new();
-    let (mut web, mut db) = (house.guest(1), house.guest(2));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.guest(1), setup.guest(2));
     let spoofed = frame(db.mac, mac(7), 60);
     let to_itself = frame(web.mac, web.mac, 60);
     let to_nobody = frame(mac(8), web.mac, 60);
@@ -92,19 +92,19 @@ fn what_is_refused_comes_back_to_its_sender() {
     for frame in [&spoofed, &to_itself, &to_nobody, &too_long, &reserved] {
         for _ in 0..20 {
             web.send(frame);
-            house.settle();
+            setup.settle();
         }
     }
-    house.rest();
+    setup.rest();
     web.take_sent(TRANSMIT);
     assert_eq!((web.outstanding, db.received()), (0, vec![]));
-    let counters = house.fabric.networks()[0].ports[0].bridge.clone();
+    let counters = setup.fabric.networks()[0].ports[0].bridge.clone();
     assert_eq!(counters.refused_total(), 100);
 }
 
 #[test]
 fn a_rate_makes_frames_wait_and_loses_none() {
-    let mut house = House::new();
+    let mut setup = Setup::new();
     let slow = PortConfig {
         rates: Rates {
             frames_per_second: Some(2000),
@@ -116,26 +116,26 @@ fn a_rate_makes_frames_wait_and_loses_none() {
         ring_size: 1024,
         ..Driver::default()
     };
-    let mut web = house.guest_at(1, slow, driver.clone());
-    let mut db = house.guest_with(2, driver);
+    let mut web = setup.guest_at(1, slow, driver.clone());
+    let mut db = setup.guest_with(2, driver);
     let sent = numbered(&db, &web, 0..600);
     sent.iter()
         .for_each(|frame| web.enqueue(NetHeader::default(), frame));
     web.kick();
-    house.settle();
+    setup.settle();
     let first = db.frames();
     assert!(first.len() < 600, "some wait");
     // A guest that notifies all the time does not pile up anything here.
     for _ in 0..1000 {
-        house.fabric.make_ready(web.number, TRANSMIT);
-        house.settle();
+        setup.fabric.make_ready(web.number, TRANSMIT);
+        setup.settle();
     }
     assert!(
-        house.fabric.resting.len() <= 1,
+        setup.fabric.resting.len() <= 1,
         "{:?}",
-        house.fabric.resting
+        setup.fabric.resting
     );
-    house.rest();
+    setup.rest();
     let all: Vec<_> = first.into_iter().chain(db.frames()).collect();
     assert_eq!(all, sent);
 }
@@ -147,7 +147,7 @@ fn a_rate_makes_frames_wait_that_are_none() {
         ..NetHeader::default()
     };
     for (header, len) in [(lie, 60), (NetHeader::default(), 1)] {
-        let mut house = House::new();
+        let mut setup = Setup::new();
         let slow = PortConfig {
             rates: Rates {
                 frames_per_second: Some(2000),
@@ -159,15 +159,15 @@ fn a_rate_makes_frames_wait_that_are_none() {
             ring_size: 1024,
             ..Driver::default()
         };
-        let mut web = house.guest_at(1, slow, driver);
+        let mut web = setup.guest_at(1, slow, driver);
         for _ in 0..600 {
             web.enqueue(header, &frame(mac(2), mac(1), 60)[..len]);
         }
         web.kick();
-        house.settle();
-        assert!(house.counters(&web).malformed_headers < 600, "some wait");
-        house.rest();
-        assert_eq!(house.counters(&web).malformed_headers, 600);
+        setup.settle();
+        assert!(setup.counters(&web).malformed_headers < 600, "some wait");
+        setup.rest();
+        assert_eq!(setup.counters(&web).malformed_headers, 600);
     }
 }
 
@@ -179,22 +179,22 @@ fn interrupts_are_held_back_after_the_first_and_sent_in_the_end() {
             moderation: ModerationSetting::Window(hour),
             ..kind
         };
-        let mut house = House::new();
-        let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
+        let mut setup = Setup::new();
+        let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
         // Less than a quarter of its ring, with which a guest is interrupted in any case.
         let sent = numbered(&db, &web, 0..12);
         for (number, frame) in sent.iter().enumerate() {
             web.send(frame);
-            house.settle();
+            setup.settle();
             assert_eq!(db.frames().len(), 1, "shown at once, interrupt or not");
             assert_eq!(db.interrupts(), u64::from(number == 0), "frame {number}");
         }
-        let counters = house.counters(&db);
+        let counters = setup.counters(&db);
         assert_eq!(
             (counters.interrupts, counters.interrupts_moderated),
             (1, 11)
         );
-        let owed = house.fabric.owed.iter();
+        let owed = setup.fabric.owed.iter();
         let owed = owed.filter(|(_, number, ring)| (*number, *ring) == (db.number, RECEIVE));
         assert_eq!(owed.count(), 1, "all in one");
 
@@ -202,17 +202,17 @@ fn interrupts_are_held_back_after_the_first_and_sent_in_the_end() {
         let setting = ModerationSetting::Window(window);
         let bridge = PortConfig::guest(mac(2));
         let name = db.name.clone();
-        let lan = super::house::LAN;
-        house
+        let lan = super::setup::LAN;
+        setup
             .fabric
             .configure_port(lan, &name, bridge, setting)
             .unwrap();
         // What is owed stays owed for the time that was said; a ring that stops is paid at once.
-        house
+        setup
             .ask(&db, crate::frontend::Request::Stop { index: 0 })
             .unwrap();
         assert_eq!(db.interrupts(), 1, "the one that was owed");
-        house
+        setup
             .ask(&db, crate::frontend::Request::Stop { index: 0 })
             .unwrap();
         assert_eq!(db.interrupts(), 0);
@@ -230,12 +230,12 @@ fn interrupts_that_were_held_back_come_when_their_time_has() {
             moderation: setting,
             ..Driver::default()
         };
-        let mut house = House::new();
-        let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
+        let mut setup = Setup::new();
+        let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
         for number in 0..50 {
             web.send(&frame(db.mac, web.mac, 60 + number));
-            house.settle();
-            house.rest();
+            setup.settle();
+            setup.rest();
             assert!(db.interrupts() > 0, "frame {number}, {setting:?}");
             assert_eq!(db.frames().len(), 1);
         }
@@ -245,23 +245,23 @@ fn interrupts_that_were_held_back_come_when_their_time_has() {
 #[test]
 fn a_guest_that_wants_no_interrupt_gets_none() {
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
-        let (mut web, mut db) = (house.guest(1), house.guest_with(2, driver));
+        let mut setup = Setup::new();
+        let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, driver));
         // The very first publication always interrupts.
         web.send(&frame(db.mac, web.mac, 60));
-        house.settle();
+        setup.settle();
         assert_eq!((db.frames().len(), db.interrupts()), (1, 1));
         db.rings[0].disable_interrupts();
         for _ in 0..40 {
             web.send(&frame(db.mac, web.mac, 60));
-            house.settle();
+            setup.settle();
         }
         assert_eq!(db.interrupts(), 0);
-        assert_eq!(house.counters(&db).interrupts_unwanted, 40);
+        assert_eq!(setup.counters(&db).interrupts_unwanted, 40);
         assert!(db.rings[0].enable_interrupts(), "they are there");
         assert_eq!(db.frames().len(), 40);
         web.send(&frame(db.mac, web.mac, 60));
-        house.settle();
+        setup.settle();
         assert_eq!(db.interrupts(), 1);
     }
 }
@@ -269,11 +269,11 @@ fn a_guest_that_wants_no_interrupt_gets_none() {
 #[test]
 fn nobody_is_asked_to_notify_while_there_is_work() {
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
-        house.fabric.set_batch(8);
-        let mut web = house.guest_with(1, driver.clone());
-        let mut db = house.guest_with(2, driver.clone());
-        house.settle();
+        let mut setup = Setup::new();
+        setup.fabric.set_batch(8);
+        let mut web = setup.guest_with(1, driver.clone());
+        let mut db = setup.guest_with(2, driver.clone());
+        setup.settle();
         for _ in 0..3 {
             let sent = frame(db.mac, web.mac, 60);
             for _ in 0..48 {
@@ -281,20 +281,20 @@ fn nobody_is_asked_to_notify_while_there_is_work() {
             }
             assert!(web.kick_on(TRANSMIT), "asleep, {driver:?}");
             for turn in 0..3 {
-                house.fabric.turn(Some(Duration::ZERO)).unwrap();
+                setup.fabric.turn(Some(Duration::ZERO)).unwrap();
                 for _ in 0..8 {
                     web.enqueue(NetHeader::default(), &sent);
                 }
                 assert!(!web.kick_on(TRANSMIT), "busy in turn {turn}, {driver:?}");
             }
-            house.settle();
+            setup.settle();
             assert_eq!(db.frames().len(), 64);
             // Asleep again.
-            house.settle();
+            setup.settle();
         }
-        assert!(house.counters(&web).kicks <= 3);
+        assert!(setup.counters(&web).kicks <= 3);
         assert_eq!(
-            house.counters(&db).kicks,
+            setup.counters(&db).kicks,
             0,
             "what is posted nobody waits for"
         );
@@ -304,15 +304,15 @@ fn nobody_is_asked_to_notify_while_there_is_work() {
 #[test]
 fn a_guest_whose_ring_is_full_hears_that_there_is_room() {
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver);
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver);
         web.interrupts_on(TRANSMIT);
         let sent = frame(mac(9), web.mac, 60);
         for round in 0..5 {
             while web.try_enqueue(TRANSMIT, NetHeader::default(), &sent, &[]) {}
             web.rings[TRANSMIT].enable_interrupts();
             web.kick();
-            house.rest();
+            setup.rest();
             assert!(web.interrupts_on(TRANSMIT) > 0, "round {round}");
             web.take_sent(TRANSMIT);
             assert_eq!(web.outstanding, 0);
@@ -323,13 +323,13 @@ fn a_guest_whose_ring_is_full_hears_that_there_is_room() {
 #[test]
 fn a_guest_that_waits_for_a_few_frames_to_leave_hears_that_they_have() {
     for driver in Driver::of_each_kind() {
-        let mut house = House::new();
-        let mut web = house.guest_with(1, driver);
+        let mut setup = Setup::new();
+        let mut web = setup.guest_with(1, driver);
         for round in 0..5 {
             for _ in 0..3 {
                 web.send(&frame(mac(9), web.mac, 60));
             }
-            house.rest();
+            setup.rest();
             assert!(web.interrupts_on(TRANSMIT) > 0, "round {round}");
             web.take_sent(TRANSMIT);
             assert_eq!(web.outstanding, 0);

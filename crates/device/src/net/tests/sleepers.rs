@@ -8,7 +8,7 @@ use guestmem::driver::Arena;
 use l2::bridge::PortConfig;
 use wire::net_header::NetHeader;
 
-use super::house::{Driver, Guest, House, LAN, RECEIVE, TRANSMIT, frame, mac};
+use super::setup::{Driver, Guest, LAN, RECEIVE, Setup, TRANSMIT, frame, mac};
 use crate::frontend::Request;
 use crate::net::ModerationSetting;
 
@@ -136,19 +136,19 @@ fn any_moderation(random: &mut Random) -> ModerationSetting {
 }
 
 /// Stops one of a guest's rings and lets it go on where it was, as a VMM does with a VM that it pauses.
-fn pause(house: &mut House, guest: &Guest, random: &mut Random) {
+fn pause(setup: &mut Setup, guest: &Guest, random: &mut Random) {
     let index = random.below(2) as usize;
-    let base = house.ask(guest, Request::Stop { index }).unwrap();
+    let base = setup.ask(guest, Request::Stop { index }).unwrap();
     if random.one_in(2) {
-        house.settle();
+        setup.settle();
     }
     let memory = guest.memory();
-    house.start_ring(guest, index, base, &memory).unwrap();
+    setup.start_ring(guest, index, base, &memory).unwrap();
 }
 
-fn run(house: &mut House, arenas: &[Arc<Arena>], count: usize, random: &mut Random) {
+fn run(setup: &mut Setup, arenas: &[Arc<Arena>], count: usize, random: &mut Random) {
     let before: Vec<_> = (0..count)
-        .map(|port| house.fabric.ports[port].counters)
+        .map(|port| setup.fabric.ports[port].counters)
         .collect();
     let mut sleepers: Vec<Sleeper> = (0..count)
         .map(|number| {
@@ -157,12 +157,12 @@ fn run(house: &mut House, arenas: &[Arc<Arena>], count: usize, random: &mut Rand
             let arena = Arc::clone(&arenas[number]);
             let bridge = PortConfig::guest(mac(number as u8 + 1));
             let name = format!("vm{}", number + 1);
-            house
+            setup
                 .fabric
                 .configure_port(LAN, &name, bridge, driver.moderation)
                 .unwrap();
             Sleeper {
-                guest: house.guest_in(number as u8 + 1, driver, arena),
+                guest: setup.guest_in(number as u8 + 1, driver, arena),
                 is_awake: false,
                 waits_for_room: false,
                 next: vec![0; count],
@@ -173,23 +173,23 @@ fn run(house: &mut House, arenas: &[Arc<Arena>], count: usize, random: &mut Rand
         })
         .collect();
     let macs: Vec<_> = (0..count).map(|number| mac(number as u8 + 1)).collect();
-    house.fabric.set_batch(1 + random.below(10) as usize);
-    house
+    setup.fabric.set_batch(1 + random.below(10) as usize);
+    setup
         .fabric
         .set_spin(Duration::from_micros(if random.one_in(4) { 20 } else { 0 }));
     for _ in 0..STEPS {
         let number = random.below(count as u64) as usize;
         sleepers[number].step(number, &macs, random);
         if random.one_in(3) {
-            house.fabric.turn(Some(Duration::ZERO)).unwrap();
+            setup.fabric.turn(Some(Duration::ZERO)).unwrap();
         }
         if random.one_in(40) {
-            pause(house, &sleepers[number].guest, random);
+            pause(setup, &sleepers[number].guest, random);
         }
     }
     // Nothing new is sent. Whoever is notified looks; once nobody is any more, nothing may be left.
     loop {
-        house.rest();
+        setup.rest();
         let mut is_quiet = true;
         for sleeper in &mut sleepers {
             let is_woken = sleeper.guest.interrupts_on(RECEIVE) > 0;
@@ -215,7 +215,7 @@ fn run(house: &mut House, arenas: &[Arc<Arena>], count: usize, random: &mut Rand
             "guest {number}'s kick was lost"
         );
         let port = sleeper.guest.number;
-        let (now, before) = (house.fabric.ports[port].counters, before[port]);
+        let (now, before) = (setup.fabric.ports[port].counters, before[port]);
         let given = now.frames_to_guest - before.frames_to_guest;
         assert_eq!(sleeper.came, given, "guest {number} sleeps beside frames");
         sent += sleeper.sent;
@@ -234,28 +234,28 @@ fn nobody_sleeps_beside_frames() {
     };
     let first: u64 = number("RINGDOWN_TEST_SEED").unwrap_or(0);
     let seeds = number("RINGDOWN_TEST_SEEDS").unwrap_or(SEEDS);
-    let mut house = None;
+    let mut setup = None;
     for seed in first..first + seeds {
-        // Few houses, as each port has a thread.
-        if seed % 50 == 0 || house.is_none() {
-            house = Some(begin());
+        // Few fabrics, as each port has a thread.
+        if seed % 50 == 0 || setup.is_none() {
+            setup = Some(begin());
         }
-        let (house, arenas) = house.as_mut().unwrap();
+        let (setup, arenas) = setup.as_mut().unwrap();
         let mut random = Random(seed);
         println!("RINGDOWN_TEST_SEED={seed}");
         let count = 2 + random.below(2) as usize;
-        run(house, arenas, count, &mut random);
+        run(setup, arenas, count, &mut random);
         for arena in arenas {
             *arena = Arc::new(Arena::new(4 << 20).unwrap());
         }
     }
 }
 
-fn begin() -> (House, Vec<Arc<Arena>>) {
-    let mut house = House::new();
+fn begin() -> (Setup, Vec<Arc<Arena>>) {
+    let mut setup = Setup::new();
     for number in 1..=3 {
-        house.add_port(number, PortConfig::guest(mac(number)), &Driver::default());
+        setup.add_port(number, PortConfig::guest(mac(number)), &Driver::default());
     }
     let arena = |_| Arc::new(Arena::new(4 << 20).unwrap());
-    (house, (0..3).map(arena).collect())
+    (setup, (0..3).map(arena).collect())
 }

@@ -8,14 +8,14 @@ use l2::{Host, Ipv4Settings, StationConfig};
 use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, NetHeader};
 
-use super::house::{Driver, Guest, House, LAN, TRANSMIT, done, mac};
 use super::packets::Packet;
+use super::setup::{Driver, Guest, LAN, Setup, TRANSMIT, done, mac};
 
 const OWN_MAC: MacAddress = MacAddress([2, 0, 0, 0, 1, 0]);
 const OWN: [u8; 4] = [10, 0, 0, 250];
 
-fn house() -> House {
-    let mut house = House::new();
+fn setup() -> Setup {
+    let mut setup = Setup::new();
     let config = StationConfig {
         mac: OWN_MAC,
         ipv4: Some(Ipv4Settings {
@@ -34,8 +34,8 @@ fn house() -> House {
         seed: 1,
     };
     let port = PortConfig::station(OWN_MAC);
-    house.fabric.set_station(LAN, (port, config)).unwrap();
-    house
+    setup.fabric.set_station(LAN, (port, config)).unwrap();
+    setup
 }
 
 fn question(guest: &Guest) -> Vec<u8> {
@@ -72,11 +72,11 @@ fn discover(guest: &Guest) -> (NetHeader, Vec<u8>) {
 #[test]
 fn the_network_answers_for_its_address() {
     for driver in Driver::of_each_kind() {
-        let mut house = house();
-        let (mut web, mut db) = (house.guest_with(1, driver), house.guest(2));
+        let mut setup = setup();
+        let (mut web, mut db) = (setup.guest_with(1, driver), setup.guest(2));
         let question = question(&web);
         web.send(&question);
-        house.settle();
+        setup.settle();
         let answers = web.received();
         assert_eq!(answers.len(), 1, "one answer");
         let (header, answer) = &answers[0];
@@ -90,12 +90,12 @@ fn the_network_answers_for_its_address() {
 
 #[test]
 fn a_guest_is_given_an_address_though_it_leaves_its_checksum_to_others() {
-    let mut house = house();
-    let (mut web, mut db) = (house.guest(1), house.guest_with(2, Driver::plain()));
+    let mut setup = setup();
+    let (mut web, mut db) = (setup.guest(1), setup.guest_with(2, Driver::plain()));
     let mut given = Vec::new();
     for guest in [&mut web, &mut db] {
         let (header, frame) = discover(guest);
-        let is_plain = guest.driver.features == super::house::PLAIN;
+        let is_plain = guest.driver.features == super::setup::PLAIN;
         match is_plain {
             // It may leave nothing to others, and a UDP packet needs no checksum.
             true => {
@@ -105,7 +105,7 @@ fn a_guest_is_given_an_address_though_it_leaves_its_checksum_to_others() {
             }
             false => guest.send_with(header, &frame),
         }
-        house.settle();
+        setup.settle();
         let offers: Vec<_> = guest.frames();
         // From port 67; what others have asked is from 68.
         let offer = offers.iter().find(|frame| frame[35] == 67);
@@ -120,14 +120,14 @@ fn a_guest_is_given_an_address_though_it_leaves_its_checksum_to_others() {
 /// One frame is one question, or two: not as many as it can be cut into.
 #[test]
 fn a_frame_in_a_thousand_segments_is_no_thousand_questions() {
-    let mut house = house();
-    let (mut web, db) = (house.guest(1), house.guest(2));
+    let mut setup = setup();
+    let (mut web, db) = (setup.guest(1), setup.guest(2));
     let mut packet = Packet::tcp4(&web, &db, 1300);
     packet.frame[..6].copy_from_slice(&OWN_MAC.0);
     let header = packet.to_be_cut(1);
     web.send_with(header, &packet.frame);
-    house.settle();
-    let station = house.fabric.networks().remove(0).station.unwrap();
+    setup.settle();
+    let station = setup.fabric.networks().remove(0).station.unwrap();
     assert!(
         (1..=8).contains(&station.counters.frames_received),
         "{:?}",
@@ -137,16 +137,16 @@ fn a_frame_in_a_thousand_segments_is_no_thousand_questions() {
 
 #[test]
 fn a_guest_that_asks_without_end_holds_up_nobody() {
-    let mut house = house();
-    let (mut web, mut db, mut spy) = (house.guest(1), house.guest(2), house.guest(3));
+    let mut setup = setup();
+    let (mut web, mut db, mut spy) = (setup.guest(1), setup.guest(2), setup.guest(3));
     let question = question(&web);
     let unicast = [&OWN_MAC.0[..], &question[6..]].concat();
     for _ in 0..200 {
-        while web.try_enqueue(super::house::TRANSMIT, NetHeader::default(), &unicast, &[]) {}
+        while web.try_enqueue(super::setup::TRANSMIT, NetHeader::default(), &unicast, &[]) {}
         web.kick();
-        let sent = super::house::frame(spy.mac, db.mac, 60);
+        let sent = super::setup::frame(spy.mac, db.mac, 60);
         db.send(&sent);
-        house.settle();
+        setup.settle();
         assert_eq!(spy.frames(), [sent]);
         assert!(!web.received().is_empty());
     }
@@ -171,7 +171,7 @@ fn asks_for(name: &str, from: MacAddress) -> Vec<u8> {
 /// Who asks is the port, not what its frames say.
 #[test]
 fn an_isolated_guest_finds_no_other_by_name_under_another_mac_address() {
-    let mut house = house();
+    let mut setup = setup();
     let host = |name: &str, number: u8, isolated| Host {
         name: name.to_owned(),
         aliases: Vec::new(),
@@ -181,24 +181,24 @@ fn an_isolated_guest_finds_no_other_by_name_under_another_mac_address() {
         isolated,
     };
     let hosts = vec![host("web", 1, true), host("db", 2, false)];
-    house.fabric.set_hosts(LAN, hosts).unwrap();
+    setup.fabric.set_hosts(LAN, hosts).unwrap();
     let learning = PortConfig {
         mac: Some(mac(1)),
         isolated: true,
         ..PortConfig::learning_guest()
     };
-    let mut web = house.guest_at(1, learning, Driver::plain());
-    let mut code = |house: &mut House, name, from| {
+    let mut web = setup.guest_at(1, learning, Driver::plain());
+    let mut code = |setup: &mut Setup, name, from| {
         web.send(&asks_for(name, from));
-        house.settle();
+        setup.settle();
         let answers = web.frames();
         assert_eq!(answers.len(), 1, "{name} from {from}");
         // Behind Ethernet, IPv4 and UDP: the last bits of the second field.
         answers[0][42 + 3] & 0xf
     };
     for from in [mac(1), mac(77)] {
-        assert_eq!(code(&mut house, "web", from), 0, "its own name from {from}");
-        assert_eq!(code(&mut house, "db", from), 3, "another's from {from}");
+        assert_eq!(code(&mut setup, "web", from), 0, "its own name from {from}");
+        assert_eq!(code(&mut setup, "db", from), 3, "another's from {from}");
     }
 }
 
@@ -206,18 +206,18 @@ fn an_isolated_guest_finds_no_other_by_name_under_another_mac_address() {
 #[test]
 fn a_batch_has_so_many_questions() {
     const MOST: u64 = 16;
-    let mut house = house();
-    let mut web = house.guest(1);
+    let mut setup = setup();
+    let mut web = setup.guest(1);
     let mut question = question(&web);
     // To the network alone, so that no budget of broadcasts is used.
     question[..6].copy_from_slice(&OWN_MAC.0);
-    house.settle();
+    setup.settle();
     for _ in 0..10 {
         while web.try_enqueue(TRANSMIT, NetHeader::default(), &question, &[]) {}
         web.kick();
-        let before = house.counters(&web).frames_from_guest;
-        house.fabric.turn(Some(Duration::ZERO)).unwrap();
-        let taken = house.counters(&web).frames_from_guest - before;
+        let before = setup.counters(&web).frames_from_guest;
+        setup.fabric.turn(Some(Duration::ZERO)).unwrap();
+        let taken = setup.counters(&web).frames_from_guest - before;
         assert!(taken <= MOST, "{taken}");
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use guestmem::driver::Arena;
 use guestmem::guest::{GuestMemory, RegionSpec};
 
-use super::house::{Driver, Guest, House, RECEIVE, TRANSMIT, frame};
+use super::setup::{Driver, Guest, RECEIVE, Setup, TRANSMIT, frame};
 use crate::fault::NOT_SHARED;
 use crate::frontend::Request;
 
-impl House {
+impl Setup {
     /// A guest whose VMM has handed over what the guest does not write to: with a private mapping, each page that it writes becomes a copy.
     fn unseen(&mut self, number: u8, driver: Driver) -> Guest {
         let guest = self.guest_with(number, driver);
@@ -54,17 +54,17 @@ const SEEN: (Option<String>, bool) = (None, true);
 fn a_guest_that_kicks_rings_that_stay_blank_is_told_of_until_one_is_seen() {
     for driver in Driver::of_each_kind() {
         for ring in [RECEIVE, TRANSMIT] {
-            let mut house = House::new();
-            let mut db = house.guest(2);
-            let mut web = house.unseen(1, driver.clone());
-            assert_eq!(house.seen(&web), SEEN, "it has not kicked");
+            let mut setup = Setup::new();
+            let mut db = setup.guest(2);
+            let mut web = setup.unseen(1, driver.clone());
+            assert_eq!(setup.seen(&web), SEEN, "it has not kicked");
             web.kick_anyway(ring);
-            house.settle();
-            assert_eq!(house.seen(&web), unseen(), "{driver:?} {ring}");
-            assert_eq!(house.seen(&db), SEEN);
+            setup.settle();
+            assert_eq!(setup.seen(&web), unseen(), "{driver:?} {ring}");
+            assert_eq!(setup.seen(&db), SEEN);
             // It is not forgotten with the next ring that is started, nor with the VMM.
             let memory = elsewhere(&web);
-            house
+            setup
                 .start_ring(
                     &web,
                     1 - ring,
@@ -72,17 +72,17 @@ fn a_guest_that_kicks_rings_that_stay_blank_is_told_of_until_one_is_seen() {
                     &memory,
                 )
                 .unwrap();
-            assert_eq!(house.seen(&web), unseen());
-            house.ask(&web, Request::Detach { fault: None }).unwrap();
-            assert_eq!(house.seen(&web), unseen());
+            assert_eq!(setup.seen(&web), unseen());
+            setup.ask(&web, Request::Detach { fault: None }).unwrap();
+            assert_eq!(setup.seen(&web), unseen());
             // It is of that VMM, and not of the next one.
-            house.ask(&web, Request::Attach).unwrap();
-            assert_eq!(house.seen(&web).0, None);
-            house.restart(&web, &web.memory());
-            assert_eq!(house.seen(&web), SEEN);
+            setup.ask(&web, Request::Attach).unwrap();
+            assert_eq!(setup.seen(&web).0, None);
+            setup.restart(&web, &web.memory());
+            assert_eq!(setup.seen(&web), SEEN);
             let sent = frame(db.mac, web.mac, 60);
             web.send(&sent);
-            house.settle();
+            setup.settle();
             assert_eq!(db.frames(), [sent]);
         }
     }
@@ -92,59 +92,59 @@ fn a_guest_that_kicks_rings_that_stay_blank_is_told_of_until_one_is_seen() {
 #[test]
 fn a_signal_from_before_the_ring_came_is_not_the_guests() {
     for signals in [0, 1, 2] {
-        let mut house = House::new();
-        let mut web = house.guest(1);
-        house.ask(&web, Request::Reset).unwrap();
+        let mut setup = Setup::new();
+        let mut web = setup.guest(1);
+        setup.ask(&web, Request::Reset).unwrap();
         for _ in 0..signals {
             web.kick_anyway(TRANSMIT);
         }
-        house.restart(&web, &elsewhere(&web));
+        setup.restart(&web, &elsewhere(&web));
         let expected = match signals {
             2 => unseen(),
             _ => SEEN,
         };
-        assert_eq!(house.seen(&web), expected, "{signals}");
+        assert_eq!(setup.seen(&web), expected, "{signals}");
     }
 }
 
 #[test]
 fn a_kick_too_many_says_nothing_if_one_of_the_rings_is_seen() {
     for ring in [RECEIVE, TRANSMIT] {
-        let mut house = House::new();
+        let mut setup = Setup::new();
         // Its receive ring has buffers, the other was never written to.
-        let mut web = house.guest(1);
+        let mut web = setup.guest(1);
         web.kick_anyway(ring);
-        house.settle();
-        assert_eq!(house.seen(&web), SEEN);
+        setup.settle();
+        assert_eq!(setup.seen(&web), SEEN);
     }
 }
 
 #[test]
 fn what_is_seen_later_ends_the_fault() {
-    let mut house = House::new();
-    let (mut web, mut db) = (house.unseen(1, Driver::default()), house.guest(2));
+    let mut setup = Setup::new();
+    let (mut web, mut db) = (setup.unseen(1, Driver::default()), setup.guest(2));
     web.kick_anyway(TRANSMIT);
-    house.settle();
-    assert_eq!(house.seen(&web), unseen());
+    setup.settle();
+    assert_eq!(setup.seen(&web), unseen());
     let memory = web.memory();
-    house.ask(&web, Request::ReplaceMemory { memory }).unwrap();
+    setup.ask(&web, Request::ReplaceMemory { memory }).unwrap();
     let sent = frame(db.mac, web.mac, 60);
     web.send(&sent);
-    house.settle();
-    assert_eq!(house.seen(&web), SEEN);
+    setup.settle();
+    assert_eq!(setup.seen(&web), SEEN);
     assert_eq!(db.frames(), [sent]);
 }
 
 #[test]
 fn a_port_keeps_why_its_vmm_was_cut_off_until_a_driver_runs() {
-    let mut house = House::new();
-    let web = house.guest(1);
+    let mut setup = Setup::new();
+    let web = setup.guest(1);
     let fault = Some("a word".to_owned());
     let request = Request::Detach {
         fault: fault.clone(),
     };
-    house.ask(&web, request).unwrap();
-    assert_eq!(house.seen(&web), (fault, false));
-    house.start(&web);
-    assert_eq!(house.seen(&web), SEEN);
+    setup.ask(&web, request).unwrap();
+    assert_eq!(setup.seen(&web), (fault, false));
+    setup.start(&web);
+    assert_eq!(setup.seen(&web), SEEN);
 }

@@ -10,8 +10,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sys::ethernet::Opened;
 use wire::ethernet::MacAddress;
 
-use super::house::{Driver, Guest, House, LAN, frame, mac};
 use super::packets::{Packet, arrived};
+use super::setup::{Driver, Guest, LAN, Setup, frame, mac};
 use crate::net::{UplinkDevice, UplinkSnapshot};
 
 /// Of a host behind an uplink.
@@ -21,8 +21,8 @@ pub(super) const OUTSIDE: MacAddress = MacAddress([2, 0, 0, 0, 9, 9]);
 const WIRE_HEADER_LEN: usize = 10;
 
 /// Gives a network an uplink that ends at this descriptor.
-fn put_uplink(house: &mut House, network: &str, descriptor: OwnedFd) {
-    let fabric = &mut house.fabric;
+fn put_uplink(setup: &mut Setup, network: &str, descriptor: OwnedFd) {
+    let fabric = &mut setup.fabric;
     let index = fabric.network_named(network).unwrap();
     let port = PortConfig::uplink();
     let id = fabric.networks[index].bridge.add_port(port).unwrap();
@@ -37,22 +37,22 @@ fn put_uplink(house: &mut House, network: &str, descriptor: OwnedFd) {
 }
 
 /// An uplink that takes so many frames as its buffer holds, with its other end.
-pub(super) fn narrow_uplink(house: &mut House, network: &str) -> OwnedFd {
+pub(super) fn narrow_uplink(setup: &mut Setup, network: &str) -> OwnedFd {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let (ours, wire) = pair.unwrap();
-    put_uplink(house, network, ours);
+    put_uplink(setup, network, ours);
     wire
 }
 
 /// An uplink that takes any number of frames: what its other end has no room for is lost on the way.
-pub(super) fn wide_uplink(house: &mut House, network: &str) -> UdpSocket {
+pub(super) fn wide_uplink(setup: &mut Setup, network: &str) -> UdpSocket {
     let socket = || UdpSocket::bind("127.0.0.1:0").unwrap();
     let (ours, wire) = (socket(), socket());
     ours.connect(wire.local_addr().unwrap()).unwrap();
     wire.connect(ours.local_addr().unwrap()).unwrap();
     ours.set_nonblocking(true).unwrap();
-    put_uplink(house, network, ours.into());
+    put_uplink(setup, network, ours.into());
     wire
 }
 
@@ -62,12 +62,12 @@ pub(super) fn on_the_wire(frame: &[u8]) -> Vec<u8> {
 }
 
 /// A guest with room for many frames.
-pub(super) fn flooder(house: &mut House) -> Guest {
+pub(super) fn flooder(setup: &mut Setup) -> Guest {
     let driver = Driver {
         ring_size: 256,
         ..Driver::default()
     };
-    house.guest_with(1, driver)
+    setup.guest_with(1, driver)
 }
 
 /// A datagram for a host behind an uplink that is to be cut.
@@ -77,26 +77,26 @@ pub(super) fn datagram(from: &Guest, len: usize) -> Packet {
     packet
 }
 
-fn uplink(house: &House) -> UplinkSnapshot {
-    house.fabric.networks().remove(0).uplink.unwrap()
+fn uplink(setup: &Setup) -> UplinkSnapshot {
+    setup.fabric.networks().remove(0).uplink.unwrap()
 }
 
 /// A host that takes no more is not asked again for each segment: of each frame that did not leave as a whole one is counted.
 #[test]
 fn an_uplink_that_is_full_is_not_asked_for_each_segment() {
-    let mut house = House::new();
-    let wire = narrow_uplink(&mut house, LAN);
-    let mut web = flooder(&mut house);
+    let mut setup = Setup::new();
+    let wire = narrow_uplink(&mut setup, LAN);
+    let mut web = flooder(&mut setup);
     rustix::io::write(&wire, &on_the_wire(&frame(mac(1), OUTSIDE, 60))).unwrap();
-    house.settle();
+    setup.settle();
     let packet = datagram(&web, 60_000);
     const FRAMES: u64 = 200;
     for _ in 0..FRAMES {
         web.enqueue(packet.to_be_cut(1400), &packet.frame);
     }
     web.kick();
-    house.settle();
-    let before = uplink(&house).counters;
+    setup.settle();
+    let before = uplink(&setup).counters;
     let (whole, segments) = (before.sent_frames / 43, 60_000_u64.div_ceil(1400));
     assert_eq!(segments, 43);
     assert_eq!(before.dropped_frames, FRAMES - whole);
@@ -112,8 +112,8 @@ fn an_uplink_that_is_full_is_not_asked_for_each_segment() {
     // There is room again.
     web.enqueue(packet.to_be_cut(1400), &packet.frame);
     web.kick();
-    house.settle();
-    let after = uplink(&house).counters;
+    setup.settle();
+    let after = uplink(&setup).counters;
     let sent = after.sent_frames - before.sent_frames;
     assert_eq!(sent, segments);
 }
@@ -144,36 +144,36 @@ fn neighbour(kind: u8, from: MacAddress, source: Ipv6Addr, target: Ipv6Addr) -> 
 #[test]
 fn a_question_that_an_uplink_does_not_take_proves_nothing() {
     for is_full in [true, false] {
-        let mut house = House::new();
-        let wire = narrow_uplink(&mut house, LAN);
+        let mut setup = Setup::new();
+        let wire = narrow_uplink(&mut setup, LAN);
         let guard = Ipv6Guard::default();
         let config = PortConfig {
             ipv6_guard: Some(guard),
             ..PortConfig::guest(mac(1))
         };
-        let mut web = house.guest_at(1, config, Driver::default());
+        let mut web = setup.guest_at(1, config, Driver::default());
         rustix::io::write(&wire, &on_the_wire(&frame(mac(1), OUTSIDE, 60))).unwrap();
-        house.settle();
-        while is_full && uplink(&house).counters.dropped_frames == 0 {
+        setup.settle();
+        while is_full && uplink(&setup).counters.dropped_frames == 0 {
             web.send(&frame(OUTSIDE, web.mac, 1500));
-            house.settle();
+            setup.settle();
         }
-        let before = uplink(&house).counters;
+        let before = uplink(&setup).counters;
         let address = Ipv6Addr::new(0xfe80, 0, 0, 0, 1, 2, 3, 4);
         web.send(&neighbour(135, web.mac, Ipv6Addr::UNSPECIFIED, address));
-        house.settle();
-        let after = uplink(&house).counters;
+        setup.settle();
+        let after = uplink(&setup).counters;
         let (left, dropped) = (
             after.sent_frames - before.sent_frames,
             after.dropped_frames - before.dropped_frames,
         );
         assert_eq!((left == 1, dropped == 1), (!is_full, is_full));
         // Ten seconds later a host out there has the address.
-        let index = house.fabric.network_named(LAN).unwrap();
-        let now = house.fabric.start.elapsed() + Duration::from_secs(10);
+        let index = setup.fabric.network_named(LAN).unwrap();
+        let now = setup.fabric.start.elapsed() + Duration::from_secs(10);
         let frame = neighbour(136, OUTSIDE, address, address);
-        let outside = uplink(&house).id;
-        let bridge = &mut house.fabric.networks[index].bridge;
+        let outside = uplink(&setup).id;
+        let bridge = &mut setup.fabric.networks[index].bridge;
         let verdict = bridge.classify(now, outside, &frame, frame.len(), frame.len());
         assert_eq!(verdict == Verdict::Flood, is_full, "{verdict:?}");
     }

@@ -61,7 +61,7 @@ const UNTOUCHED: u8 = 0xee;
 /// How long anything may take. Nothing takes that long unless it is broken.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(super) struct House {
+pub(super) struct Setup {
     pub(super) fabric: NetFabric,
     directory: tempfile::TempDir,
 }
@@ -172,19 +172,19 @@ pub(super) fn done(buffers: u16) -> NetHeader {
     }
 }
 
-impl House {
-    pub(super) fn new() -> House {
-        House::with_mtu(1500)
+impl Setup {
+    pub(super) fn new() -> Setup {
+        Setup::with_mtu(1500)
     }
 
-    pub(super) fn with_mtu(mtu: u16) -> House {
+    pub(super) fn with_mtu(mtu: u16) -> Setup {
         let mut fabric = NetFabric::new().unwrap();
         let limits = BridgeLimits {
             mtu,
             ..BridgeLimits::default()
         };
         fabric.add_network(LAN, limits).unwrap();
-        House {
+        Setup {
             fabric,
             directory: tempfile::tempdir().unwrap(),
         }
