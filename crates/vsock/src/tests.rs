@@ -9,6 +9,7 @@ mod limits;
 mod lines;
 pub(crate) mod model;
 mod operator;
+mod random;
 mod refusals;
 mod results;
 mod seqpacket;

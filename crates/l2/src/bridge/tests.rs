@@ -3,6 +3,7 @@
 mod addresses;
 mod filters;
 mod outside;
+#[path = "../../../vsock/src/tests/random.rs"]
 mod random;
 mod rates;
 mod shortcut;

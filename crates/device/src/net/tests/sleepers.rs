@@ -8,6 +8,10 @@ use guestmem::driver::Arena;
 use l2::bridge::PortConfig;
 use wire::net_header::NetHeader;
 
+#[path = "../../../../vsock/src/tests/random.rs"]
+mod random;
+
+use self::random::Random;
 use super::setup::{Driver, Guest, LAN, RECEIVE, Setup, TRANSMIT, frame, mac};
 use crate::frontend::Request;
 use crate::net::ModerationSetting;
@@ -17,26 +21,6 @@ const SEEDS: u64 = 300;
 
 /// Steps of one schedule.
 const STEPS: usize = 60;
-
-/// Pseudorandom numbers: splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn one_in(&mut self, times: u64) -> bool {
-        self.below(times) == 0
-    }
-}
 
 /// A guest that sleeps until its call event wakes it up, as Linux does with NAPI.
 struct Sleeper {
@@ -241,7 +225,7 @@ fn nobody_sleeps_beside_frames() {
             setup = Some(begin());
         }
         let (setup, arenas) = setup.as_mut().unwrap();
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         println!("RINGDOWN_TEST_SEED={seed}");
         let count = 2 + random.below(2) as usize;
         run(setup, arenas, count, &mut random);

@@ -6,7 +6,8 @@ use wire::vsock::{HOST_CID, Header, Operation, SHUTDOWN_BOTH};
 use crate::Side;
 use crate::tests::model::World;
 use crate::tests::model::guest::Packet;
-use crate::tests::model::payload::{Chunk, NOWHERE, Random};
+use crate::tests::model::payload::{Chunk, NOWHERE};
+use crate::tests::random::Random;
 
 /// An end of a circuit as its guest sees it: own port, the peer's identifier and port, bytes that it could acknowledge,
 /// and the type of socket.

@@ -2,9 +2,9 @@
 
 use policy::{Address, DEFAULT_DOMAIN, LineId, Rule, RuleLimits};
 
-use crate::tests::model::payload::Random;
 use crate::tests::model::{Answer, World};
 use crate::tests::operator::{Narrowed, allow, deny, redirect};
+use crate::tests::random::Random;
 
 /// VMs as they are called in either domain.
 pub(super) const NAMES: [&str; 6] = ["vm0", "vm1", "red/vm0", "red/vm1", "default/vm2", "red/vm2"];

@@ -7,9 +7,9 @@ use wire::vsock::{HOST_CID, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use super::{hostile, rules};
 use crate::tests::model::guest::Packet;
-use crate::tests::model::payload::Random;
 use crate::tests::model::socket::Kernel;
 use crate::tests::model::{After, Answer, Plan, Socket, World};
+use crate::tests::random::Random;
 use crate::{CircuitId, Event, Limits, Reason, Side};
 
 /// More than this many programs do not run at once, or none would get anywhere.

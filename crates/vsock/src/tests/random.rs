@@ -1,4 +1,5 @@
-//! Numbers from a seed.
+//! Numbers from a seed, for the simulations of several crates.
+#![allow(dead_code)] // Each crate uses a part.
 
 /// A small generator of numbers (splitmix64): the same seed gives the same numbers everywhere and for ever.
 #[derive(Debug, Clone)]
@@ -9,7 +10,7 @@ impl Random {
         Random(seed)
     }
 
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
