@@ -468,11 +468,9 @@ impl World {
                 assert!(header.len > 0);
                 *self.kept.entry((circuit, from)).or_default() += u64::from(header.len);
             }
-            Action::DialHost {
-                circuit,
-                socket_type,
-                ..
-            } => self.new_host(circuit, socket_type, Side::Callee),
+            Action::DialHost(call) => {
+                self.new_host(call.circuit, call.socket_type, Side::Callee);
+            }
             Action::HostDialing { circuit, .. } => {
                 let Event::HostDial { socket_type, .. } = cause else {
                     panic!("no call was made");
@@ -614,7 +612,7 @@ impl World {
 fn circuit_of(action: &Action) -> Option<CircuitId> {
     match action {
         Action::Forward { circuit, .. }
-        | Action::DialHost { circuit, .. }
+        | Action::DialHost(vsock::HostCall { circuit, .. })
         | Action::HostDialing { circuit, .. }
         | Action::HostAccepted { circuit, .. }
         | Action::HostRejected { circuit, .. }

@@ -111,6 +111,26 @@ pub enum Event {
     Tick,
 }
 
+/// A guest's call to the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostCall {
+    /// The circuit.
+    pub circuit: CircuitId,
+    /// The VM that calls.
+    pub line: LineId,
+    /// The port it calls.
+    pub port: u32,
+    /// The port it calls from. Below 1024 the guest's kernel vouches for a privileged program; 0 is that of a hybrid
+    /// line, whose VMM does not tell.
+    pub source_port: u32,
+    /// The type of socket to dial with.
+    pub socket_type: SocketType,
+    /// The service, if it is one.
+    pub service: Option<ServiceId>,
+    /// The rule that allows the call.
+    pub rule: Option<RuleId>,
+}
+
 /// A caller on the host's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostCaller {
@@ -202,23 +222,7 @@ pub enum Action {
         from: Side,
     },
     /// Dial the service, or the host program that listens for this port of this line, and report [`Event::HostDialed`].
-    DialHost {
-        /// The circuit.
-        circuit: CircuitId,
-        /// The VM that calls.
-        line: LineId,
-        /// The port it calls.
-        port: u32,
-        /// The port it calls from. Below 1024 the guest's kernel vouches for a privileged program; 0 is that of a hybrid
-        /// line, whose VMM does not tell.
-        source_port: u32,
-        /// The type of socket to dial with.
-        socket_type: SocketType,
-        /// The service, if it is one.
-        service: Option<ServiceId>,
-        /// The rule that allows the call.
-        rule: Option<RuleId>,
-    },
+    DialHost(HostCall),
     /// Have the VMM of this hybrid line dial a port of its guest, and report [`Event::HostDialed`].
     DialHybrid {
         /// The circuit.

@@ -8,7 +8,7 @@ use wire::vsock::{
 
 use crate::call::Destination;
 use crate::end::{End, Party};
-use crate::event::Action;
+use crate::event::{Action, HostCall};
 use crate::flow::Ending;
 use crate::operator::Route;
 use crate::switch::{Actions, EndKey};
@@ -308,7 +308,7 @@ impl Switch {
                 line,
                 port,
             }),
-            Party::Host => actions.push(Action::DialHost {
+            Party::Host => actions.push(Action::DialHost(HostCall {
                 circuit: id,
                 line: caller,
                 port,
@@ -319,7 +319,7 @@ impl Switch {
                     _ => None,
                 },
                 rule: call.rule,
-            }),
+            })),
             Party::Guest { .. } | Party::Departed { .. } => {
                 callee.outbox.request = true;
                 self.enqueue(index, Side::Callee, actions);

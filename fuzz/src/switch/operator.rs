@@ -349,7 +349,7 @@ impl World {
             panic!("{dialled:?} must not be called by {who:?}: {report:?}");
         };
         let dial = actions.iter().find_map(|action| match action {
-            Action::DialHost { service, rule, .. } => Some((*service, *rule)),
+            Action::DialHost(call) => Some((call.service, call.rule)),
             _ => None,
         });
         let callee = (report.callee.line, report.callee.port);

@@ -5,7 +5,6 @@ use vsock::{Action, CircuitId, Direction, Event, Reason, Side};
 use wire::connect;
 use wire::vsock::SocketType;
 
-use super::dial::HostCall;
 use super::{Fabric, peek_circuit};
 use crate::caller::{Who, end_on_close};
 use crate::circuit::CircuitIo;
@@ -33,28 +32,12 @@ impl Fabric {
         match action {
             Action::Forward { circuit, from } => self.forward(circuit, from),
             Action::Wake { line } => self.wake(line),
-            Action::DialHost {
-                circuit,
-                line,
-                port,
-                source_port,
-                socket_type,
-                service,
-                rule,
-            } => {
+            Action::DialHost(call) => {
                 // One whose caller is a socket too is known already.
-                if self.circuit(circuit).is_none() {
-                    self.install(CircuitIo::new(circuit, socket_type));
+                if self.circuit(call.circuit).is_none() {
+                    self.install(CircuitIo::new(call.circuit, call.socket_type));
                 }
-                self.dial_host(HostCall {
-                    circuit,
-                    line,
-                    port,
-                    source_port,
-                    socket_type,
-                    service,
-                    rule,
-                });
+                self.dial_host(call);
             }
             Action::DialHybrid {
                 circuit,

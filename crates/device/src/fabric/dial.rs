@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use policy::{Address, LineId, RuleId, ServiceId};
-use vsock::{CircuitId, Event, Reason};
+use policy::{Address, LineId};
+use vsock::{CircuitId, Event, HostCall, Reason};
 use wire::vsock::SocketType;
 
 use super::Fabric;
@@ -26,18 +26,6 @@ const REDIALS_PER_TURN: usize = 64;
 
 /// Answers of those who put calls through that are taken in one turn, before everything else has its turn.
 const ANSWERS_PER_TURN: usize = 64;
-
-/// A guest's call to the host.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct HostCall {
-    pub(super) circuit: CircuitId,
-    pub(super) line: LineId,
-    pub(super) port: u32,
-    pub(super) source_port: u32,
-    pub(super) socket_type: SocketType,
-    pub(super) service: Option<ServiceId>,
-    pub(super) rule: Option<RuleId>,
-}
 
 impl Fabric {
     pub(super) fn dial_host(&mut self, call: HostCall) {

@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use policy::{LineId, Time};
-use vsock::CircuitId;
-
-use super::dial::HostCall;
+use vsock::{CircuitId, HostCall};
 
 const REDIAL_FIRST: Duration = Duration::from_millis(2);
 const REDIAL_MOST: Duration = Duration::from_millis(100);

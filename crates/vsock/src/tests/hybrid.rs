@@ -12,8 +12,8 @@ use policy::{
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use crate::{
-    Action, CalleeId, CallerId, CircuitId, CircuitState, Decided, Event, HostCaller, Limits,
-    MAX_OFFERED_PORTS, Reason, Side, Switch, Transmit,
+    Action, CalleeId, CallerId, CircuitId, CircuitState, Decided, Event, HostCall, HostCaller,
+    Limits, MAX_OFFERED_PORTS, Reason, Side, Switch, Transmit,
 };
 
 /// A hybrid VM `fc` with CID 3, and a VM `web` with CID 4 and rings that run.
@@ -368,7 +368,7 @@ fn a_hybrid_vm_calls_a_service_and_the_two_sockets_are_joined() {
     let actions = scene.calls(5000);
     let circuit = dialling(&actions);
     let line = scene.hybrid;
-    let dial = Action::DialHost {
+    let dial = Action::DialHost(HostCall {
         circuit,
         line,
         port: 5000,
@@ -376,7 +376,7 @@ fn a_hybrid_vm_calls_a_service_and_the_two_sockets_are_joined() {
         socket_type: SocketType::Stream,
         service: Some(ServiceId(7)),
         rule: Some(RuleId(0)),
-    };
+    });
     assert_eq!(actions[1], dial);
     let actions = scene.answer(circuit, Ok(()));
     assert_eq!(
@@ -412,7 +412,7 @@ fn what_a_hybrid_vm_is_refused_is_refused_at_once() {
     }
     assert_eq!(scene.ended(scene.hybrid, Reason::Denied), 2);
     assert_eq!(scene.circuits_of(scene.hybrid), 0);
-    // Nobody calls in the name of a line with rings.
+    // No VM calls in the name of a line with rings.
     let line = scene.web;
     let (port, token) = (80, 5);
     let actions = scene.tell(Event::HybridDial { line, port, token });
@@ -426,7 +426,7 @@ fn the_daemons_own_ports_need_no_rule() {
         let mut scene = Scene::new(vec![rule(vm("fc"), services(), Verdict::Deny)]);
         let actions = scene.calls(port);
         dialling(&actions);
-        let dials = |action: &&Action| matches!(action, Action::DialHost { port: at, service: None, source_port: 0, .. } if *at == port);
+        let dials = |action: &&Action| matches!(action, Action::DialHost(HostCall { port: at, service: None, source_port: 0, .. }) if *at == port);
         assert_eq!(actions.iter().filter(dials).count(), 1);
     }
 }

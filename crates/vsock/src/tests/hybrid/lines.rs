@@ -135,15 +135,15 @@ fn a_serial_line_comes_and_goes_and_its_guest_reaches_listeners() {
     let reaches = |action: &Action| {
         matches!(
             action,
-            Action::DialHost {
+            Action::DialHost(HostCall {
                 port: 9000,
                 service: None,
                 ..
-            }
+            })
         )
     };
     assert!(actions.iter().any(reaches), "{actions:?}");
-    // What is open when it goes is for whoever carries it to end.
+    // What is open when it goes is for its carrier to end.
     assert_eq!(scene.circuits_of(line), 2);
     assert!(scene.tell(Event::LineDown { line }).is_empty());
     assert_eq!(scene.circuits_of(line), 2);

@@ -12,7 +12,8 @@ use super::pace::Pace;
 use super::payload::{Chunk, ChunkQueue};
 use super::program::{Answer, Call, Program, SOCKET_BUFFER};
 use crate::{
-    Action, CircuitId, Decided, Direction, Event, HostCaller, Limits, Reason, Side, Switch,
+    Action, CircuitId, Decided, Direction, Event, HostCall, HostCaller, Limits, Reason, Side,
+    Switch,
 };
 
 /// What has passed, for tables of results.
@@ -100,7 +101,7 @@ impl World {
 
     // ---- Events and what follows from them ----
 
-    /// Tells the switch, and does what it says, and tells it what follows from that, until nothing follows.
+    /// Gives the switch an event, carries out its actions, and gives it what follows from them, until nothing follows.
     pub(crate) fn handle(&mut self, event: Event) {
         self.tell(event, None);
         self.follow_up();
@@ -135,14 +136,14 @@ impl World {
     pub(super) fn carry_out(&mut self, action: Action, payload: &mut Option<Chunk>) {
         match action {
             Action::Forward { circuit, from } => self.forward(circuit, from, payload),
-            Action::DialHost {
+            Action::DialHost(HostCall {
                 circuit,
                 line,
                 port,
                 socket_type,
                 service,
                 ..
-            } => {
+            }) => {
                 let answer = match service {
                     Some(service) => self.services.get(&service),
                     None => self.listeners.get(&(line, port)),
@@ -318,7 +319,7 @@ impl World {
 
     fn report(&mut self, line: LineId, cid: u32, port: u32, reason: Reason) {
         let hostile = |line: Option<&Guest>| line.is_some_and(|guest| guest.hostile);
-        // Behind the number that was called there may be anybody.
+        // Behind the number that was called there may be any VM.
         let mut parties = self.guests.values();
         let redirected = self.redirects() || !parties.any(|guest| guest.cid == cid);
         let mut parties = self.guests.values();
@@ -326,7 +327,7 @@ impl World {
         if !hostile(self.guests.get(&line)) && party.is_none() {
             assert!(
                 !matches!(reason, Reason::ProtocolViolation | Reason::CreditViolation),
-                "nobody has lied: {reason:?} on {line:?}"
+                "no party has lied: {reason:?} on {line:?}"
             );
         }
         self.reports.push((line, port, reason));
