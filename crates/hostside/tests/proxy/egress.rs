@@ -1,4 +1,4 @@
-//! Egress: what guests reach, and what they are told when they do not.
+//! Egress: what guests reach, and the errors when they do not.
 
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -397,12 +397,12 @@ fn a_name_that_leads_elsewhere_after_it_was_checked_does_not_get_past() {
         assert_eq!(egress.socks("rebinding.test", port).1, 2, "{inside}");
     }
     inside.set_nonblocking(true).expect("an option");
-    assert!(inside.accept().is_err(), "nobody has come");
+    assert!(inside.accept().is_err(), "there was no call");
 }
 
 #[test]
 fn the_address_that_was_checked_is_the_one_that_is_called() {
-    // Two servers of one port. The name leads to the first when it is looked up, and to the second if anybody asked again.
+    // Two servers of one port. The name leads to the first when it is looked up, and to the second if it were looked up again.
     let (first, address) = tcp_listener();
     let port = address.port();
     let second = TcpListener::bind(("127.0.0.2", port)).expect("a listener");
@@ -423,7 +423,7 @@ fn the_address_that_was_checked_is_the_one_that_is_called() {
     assert_eq!(code, 0);
     converse(&guest, &accept(&first));
     second.set_nonblocking(true).expect("an option");
-    assert!(second.accept().is_err(), "nobody has come");
+    assert!(second.accept().is_err(), "there was no call");
 }
 
 #[test]
@@ -542,7 +542,7 @@ fn a_connection_that_breaks_on_one_side_is_broken_on_the_other() {
         .expect("an option");
     drop(server);
     assert_eq!(read_all(&guest), b"");
-    assert!(cut.load(Ordering::Acquire), "the data plane is told");
+    assert!(cut.load(Ordering::Acquire), "the data plane is notified");
 
     let (guest, cut, server) = reach();
     write(&guest, b"half of");

@@ -101,7 +101,7 @@ fn is_reset(mut stream: impl Read) -> bool {
 fn a_server_in_the_guest_that_knows_no_vsock_is_reached() {
     let scene = Scene::new(|_| ());
     let client = dial(scene.address);
-    // More than a frame, and said before anybody has taken the call.
+    // More than a frame, and said before the call was taken.
     let question: Vec<u8> = (0..200_000_u32).map(|index| index as u8).collect();
     let feeder = {
         let (client, question) = (client.try_clone().expect("a descriptor"), question.clone());

@@ -116,7 +116,7 @@ fn a_guest_that_goes_away_at_any_moment_leaves_nothing_behind() {
     held.pop();
     until("there is room again", || call().is_ok());
     listener.set_nonblocking(true).expect("an option");
-    assert!(listener.accept().is_err(), "nobody was called");
+    assert!(listener.accept().is_err(), "there was no call");
 }
 
 #[test]

@@ -118,14 +118,14 @@ fn programs_are_counted_until_they_have_ended() {
 fn a_program_sees_the_end_of_its_circuit_and_may_finish() {
     let stand = Stand::new();
     let directory = tempfile::tempdir().expect("a directory");
-    let told = directory.path().join("told");
+    let done = directory.path().join("done");
     let id = stand.offer(service(shell(&format!(
         "cat >/dev/null; echo finished >{0}.part; mv {0}.part {0}",
-        told.display()
+        done.display()
     ))));
     let (guest, _hold) = stand.stream(id).expect("started");
     drop(guest);
-    until("it finishes", || told.exists());
+    until("it finishes", || done.exists());
 }
 
 #[test]

@@ -240,16 +240,16 @@ fn a_reload_keeps_what_listens_and_changes_where_it_leads() {
     assert_eq!(stand.exchange.next_call().vm, "red/db");
     // What is not published any more is closed.
     set(&stand, Vec::new());
-    until("nobody listens", || TcpStream::connect(address).is_err());
+    until("it is closed", || TcpStream::connect(address).is_err());
 }
 
 #[test]
 fn a_guest_is_told_who_comes_in() {
     let stand = Stand::new();
     let address = free_address();
-    let mut told = publish(PublishListen::Tcp(address.to_string()));
-    told.proxy_protocol = true;
-    set(&stand, vec![told]);
+    let mut with_protocol = publish(PublishListen::Tcp(address.to_string()));
+    with_protocol.proxy_protocol = true;
+    set(&stand, vec![with_protocol]);
     let client = dial(address);
     write(&client, b"payload");
     let guest: UnixStream = blocking(stand.exchange.next_call().socket);

@@ -78,7 +78,7 @@ fn a_call_from_before_a_reload_gets_no_more_than_both_configurations_allow() {
     }
 }
 
-/// A resolver that says what it was asked, and answers with 127.0.0.1 when it is told to.
+/// A resolver that says what it was asked, and answers with 127.0.0.1 on request.
 struct Slow {
     asked: Mutex<Sender<()>>,
     go_on: tokio::sync::Semaphore,
@@ -149,7 +149,7 @@ fn a_call_is_put_through_to_what_was_offered_when_it_was_made() {
         // Even under the same number.
         stand.offer(to_secret.clone());
         assert!(answer().is_ok());
-        assert!(secret.accept().is_err(), "nobody has come");
+        assert!(secret.accept().is_err(), "there was no call");
     }
 }
 

@@ -247,7 +247,7 @@ impl Stand {
     ) -> impl FnOnce() -> Result<Connected, Reason> + use<> {
         let (answer, answered) = channel();
         let reply = Reply::new(move |result| {
-            // Whoever asked is waiting.
+            // The asker waits.
             let _ = answer.send(result);
         });
         self.hand_over(vm, called, socket_type, rule, reply);
@@ -306,7 +306,7 @@ pub fn tcp_listener() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// An address where nobody listens, and what keeps it so.
+/// An address without a listener, and what keeps it so.
 pub fn closed_port() -> (SocketAddr, OwnedFd) {
     use rustix::net::{AddressFamily, SocketType as Kind};
     let socket = rustix::net::socket(AddressFamily::INET, Kind::STREAM, None).expect("a socket");

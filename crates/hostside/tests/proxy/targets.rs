@@ -170,7 +170,7 @@ fn a_service_has_as_many_connections_as_it_may_and_no_more() {
     assert_eq!(
         call().err(),
         Some(Reason::NoListener),
-        "its number is nobody's now"
+        "its number is free now"
     );
 }
 

@@ -412,7 +412,7 @@ fn numbers_of_ports_are_used_again_and_nothing_else_of_them() {
         world.refusal(PortId(900), &plain(mac(1), mac(2))),
         Some(Refusal::NoSuchPort)
     );
-    // Nobody has the address any more, and nobody can learn one here.
+    // The address is free again, and none is learned here.
     assert_eq!(
         world.refusal(A, &plain(mac(2), mac(1))),
         Some(Refusal::NoReceiver)

@@ -5,7 +5,7 @@ pub(crate) const OWN_MAC: MacAddress = MacAddress([0x52, 0x54, 0, 0, 0, 1]);
 pub(crate) const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 pub(crate) const OWN_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 2, 3, 0, 0, 0, 1);
 
-/// Everything is on, and nobody is on the list.
+/// Everything is on, and the list is empty.
 pub(crate) fn config() -> StationConfig {
     StationConfig {
         mac: OWN_MAC,

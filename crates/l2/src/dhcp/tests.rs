@@ -255,7 +255,7 @@ fn what_does_not_fit_is_left_out() {
         .1
         .unwrap();
     assert_eq!(offer.option(119).map(<[u8]>::len), Some(102));
-    // Less than what everybody takes is nonsense.
+    // Less than what every client takes is nonsense.
     let offer = setup
         .ask(Client::new(2, DISCOVER).says(57, &[0, 1]))
         .1
@@ -324,7 +324,7 @@ fn who_is_not_served_hears_nothing_at_all() {
         let (outcome, reply) = setup.ask(Client::new(9, kind).wants(ADDRESS).chooses(OWN));
         assert!(outcome == Outcome::Ignored && reply.is_none());
     }
-    // Who has chosen another server; a kind that only servers send; one that nobody knows; who wants nothing.
+    // Who has chosen another server; a kind that only servers send; an unknown one; who wants nothing.
     let other = Client::new(2, REQUEST)
         .wants(ADDRESS)
         .chooses([10, 0, 0, 9].into());
@@ -419,7 +419,7 @@ fn the_pool_serves_as_many_as_it_has_addresses() {
             .collect::<Vec<_>>()
     );
     assert_eq!(setup.serve(14), None);
-    // Everybody gets the same again, and the one on the list its own.
+    // Each client gets the same again, and the one on the list its own.
     assert_eq!(
         (10..14)
             .map(|number| setup.serve(number).unwrap())
@@ -517,7 +517,7 @@ fn what_is_declined_is_kept_back_for_a_while_and_never_all_of_it() {
     assert_eq!(
         setup.server.leases(setup.now).len(),
         1,
-        "somebody else's word counts nothing"
+        "another client's word counts nothing"
     );
     assert_eq!(setup.ask(decline(10, address)).0, Outcome::Declined);
     let other = setup.serve(10).unwrap();

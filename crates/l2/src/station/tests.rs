@@ -126,7 +126,7 @@ fn guests_find_each_other_by_name() {
     let mut wire = Wire::new(config(), vec![host(2), host(3)]);
     let mut guest = Guest::with_addresses(2);
     let other = host(3);
-    // Before it was heard, its IPv6 address is not told.
+    // Before it was heard, its IPv6 address is not resolved.
     assert_eq!(
         guest.resolve(&mut wire, OWN.into(), "guest3.lan", DnsQueryType::Aaaa),
         None
@@ -179,7 +179,7 @@ fn it_answers_pings_of_every_size_and_kind() {
             );
         }
     }
-    // Everybody on the link is asked, and the answer is from an address of its own.
+    // All on the link are asked, and the answer is from an address of its own.
     let answer = guest.ping(&mut wire, ALL_NODES.into(), 56);
     assert!(
         answer == Some(link_local.into()) || answer == Some(OWN_IPV6.into()),
@@ -262,7 +262,7 @@ fn neighbours_are_answered_by_the_book() {
         assert_eq!(answer[62..78], OWN_IPV6.octets());
         assert_eq!(answer[78..], [&[2, 1][..], &OWN_MAC.0].concat());
     }
-    // Who has no address yet and wants this one: the answer is for everybody, and not solicited.
+    // Who has no address yet and wants this one: the answer is for all, and not solicited.
     let probe = neighbour_solicitation(OWN_IPV6, &[]);
     let answers = wire.say(&discovery(
         Ipv6Addr::UNSPECIFIED,
@@ -345,9 +345,9 @@ fn who_asks_for_routers_is_told_and_nobody_else() {
     assert_eq!(wire.station.poll_at(), None, "nothing is repeated");
 
     wire.station.link_up();
-    let told = wire.station.transmit().unwrap();
+    let sent = wire.station.transmit().unwrap();
     assert_eq!(
-        (&told[..6], &told[38..54]),
+        (&sent[..6], &sent[38..54]),
         (&[0x33, 0x33, 0, 0, 0, 1][..], &ALL_NODES.octets()[..])
     );
     assert_eq!(wire.station.transmit(), None);

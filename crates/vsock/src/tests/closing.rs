@@ -55,7 +55,7 @@ fn call(way: Way, caller: Plan, callee: Plan) -> (World, Vec<LineId>) {
     (world, lines)
 }
 
-/// Everybody reads again.
+/// All read again.
 fn wake_readers(world: &mut World) {
     for guest in world.guests.values_mut() {
         for socket in guest.sockets.values_mut() {
@@ -234,7 +234,10 @@ fn a_guest_may_stop_reading_and_go_on_sending() {
     let guest = world.guests.get_mut(&lines[0]).unwrap();
     guest.shutdown(socket, SHUTDOWN_RECEIVE, &mut world.audit);
     world.settle();
-    assert!(world.programs[&1].cannot_write, "the host program is told");
+    assert!(
+        world.programs[&1].cannot_write,
+        "the host program is notified"
+    );
     let guest = world.guests.get_mut(&lines[0]).unwrap();
     guest.sockets.get_mut(&socket).unwrap().plan.left = 50_000;
     world.programs.get_mut(&1).unwrap().plan = reads();
@@ -266,7 +269,7 @@ fn a_guest_that_stops_reading_is_said_to_have_done_so_even_if_data_was_kept_for_
     world.settle();
     let circuit = world.switch.circuits().next().unwrap();
     assert!(circuit.caller.kept_bytes > 0);
-    // Seed 20210: the sender was told only when everything kept had been delivered, which need not ever happen.
+    // Seed 20210: the sender was notified only when everything kept had been delivered, which need not ever happen.
     let socket = world.guests[&lines[0]].socket(sender);
     assert_eq!(socket.peer_shutdown, SHUTDOWN_RECEIVE);
     world.guest(lines[1]).paused = false;

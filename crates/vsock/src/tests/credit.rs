@@ -1,4 +1,4 @@
-//! Credit: nobody is overrun, nobody waits for ever, and lies end the circuit.
+//! Credit: no receiver is overrun, no sender waits for ever, and lies end the circuit.
 
 use std::time::Duration;
 
@@ -220,7 +220,7 @@ fn both_directions_are_asked_about_on_their_own() {
 #[test]
 fn room_that_was_not_needed_when_it_was_announced_is_shown_when_it_is() {
     // A receiver says once that it has read, when its sender has plenty of room. Should it then wait for more than the
-    // sender knew of, nobody would ever say anything again.
+    // sender knew of, neither side would ever send again.
     let (mut world, lines, sender) = pair([262_144, 262_144], [sleeps(), sleeps()]);
     world.settle();
     let receiver = world.guest(lines[1]).accepted(80).unwrap();
@@ -309,7 +309,7 @@ fn data_beyond_the_credit_is_a_lie_and_up_to_it_is_none() {
         },
     );
     assert_eq!(world.reasons(), []);
-    // Of what the host's socket took the guest was told: there is room again, and no more than that.
+    // What the host's socket took was announced to the guest: there is room again, and no more than that.
     let room = world.programs[&1].incoming.len();
     world.pump(line);
     world.inject(
@@ -425,7 +425,7 @@ fn a_window_beyond_two_gigabytes_does_not_make_new_counts_old() {
 #[test]
 fn a_sender_with_a_small_buffer_of_its_own_is_told_of_room_in_time() {
     // Found by reading Linux: since 6.12.92 a guest has no more in flight than its own buffer holds, however large its
-    // receiver's is. Half of the receiver's window was never used up, and so the guest was never told of new room.
+    // receiver's is. Half of the receiver's window was never used up, and so new room was never announced to the guest.
     for (cid, size) in [(2, 4096), (2, 1), (4, 4096)] {
         let (mut world, lines) = World::of(2, Limits::default());
         let waits = Plan {

@@ -1,4 +1,4 @@
-//! Guests that lie: they lose their circuit, and nobody else loses anything.
+//! Guests that lie: they lose their circuit, and no other loses anything.
 
 use std::time::Duration;
 
@@ -181,7 +181,7 @@ fn data_before_the_answer_ends_the_call() {
     assert_eq!(
         world.take_operations(lines[1]),
         expected,
-        "the innocent one is told"
+        "the innocent one is notified"
     );
     world.finish();
 }

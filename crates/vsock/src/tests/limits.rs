@@ -242,7 +242,7 @@ fn a_guest_dials_so_often_and_no_more() {
     assert!(!is_open(&mut world, lines[0], 4));
     assert!(
         world.now - before < Duration::from_millis(1),
-        "told at once"
+        "notified at once"
     );
     assert_eq!(world.reasons(), [Reason::ConnectRate; 2]);
     assert_eq!(refused_for_rate(&world, lines[0]), 2);
@@ -460,7 +460,7 @@ fn a_guest_that_says_too_much_has_to_wait_and_loses_nothing() {
     assert_eq!(world.take_from_guest(lines[0], usize::MAX), 0);
     assert_eq!(rests(&world), 1, "one rest, however often one looks");
 
-    // Nobody else does.
+    // No other does.
     announce(&mut world, lines[1], other, 500);
     assert_eq!(world.take_from_guest(lines[1], usize::MAX), 500);
 

@@ -162,7 +162,7 @@ fn call(world: &mut World, line: LineId, cid: u32, port: u32) -> Result<u32, Rea
     }
     assert!(
         world.now - start < Duration::from_millis(2),
-        "it is told at once"
+        "it is notified at once"
     );
     let reported = &world.reports[before..];
     assert_eq!(reported.len(), 1, "{reported:?}");

@@ -193,21 +193,21 @@ fn a_guest_that_does_not_answer_in_time_is_told_that_it_is_too_late() {
         Call::Rejected(Reason::TimedOut)
     );
     assert!(!world.guest(lines[0]).sockets.contains_key(&socket));
-    // It goes on, accepts what nobody waits for any more, and hears of it.
+    // It goes on, accepts what is no longer waited for, and is notified.
     world.guest(lines[1]).paused = false;
     world.finish();
 }
 
 #[test]
 fn the_host_program_goes_while_the_guest_has_yet_to_answer() {
-    for told in [false, true] {
+    for announced in [false, true] {
         let (mut world, lines) = World::of(1, Limits::default());
         world
             .guest(lines[0])
             .listen(80, SocketType::Stream, reads());
         world.guest(lines[0]).paused = true;
         let token = world.dial(lines[0], 80, SocketType::Stream, sleeps());
-        if told {
+        if announced {
             world.settle();
         }
         world
@@ -217,14 +217,14 @@ fn the_host_program_goes_while_the_guest_has_yet_to_answer() {
             .close(&mut world.audit);
         world.settle();
         let circuits = world.switch.circuits.len();
-        if told {
+        if announced {
             let operations = world.take_operations(lines[0]);
             let requested = (Operation::Request, 0);
             assert_eq!(operations, [requested, (Operation::Reset, 0)]);
         } else {
             assert_eq!(
                 circuits, 0,
-                "a guest that was never told need not be told of the end"
+                "a guest that was never notified needs no notification of the end"
             );
             assert_eq!(world.take_operations(lines[0]), []);
         }

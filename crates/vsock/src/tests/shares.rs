@@ -185,7 +185,7 @@ fn what_a_caller_offers_is_reserved_for_when_it_is_answered() {
     world.guest(lines[0]).paused = false;
     world.settle();
     assert_eq!(granted(&world), u64::from(limits.max_grant_bytes));
-    // The callee, which was called with less, is told.
+    // The callee, which was called with less, is notified.
     let callee = world.guest(lines[0]).accepted(80).unwrap();
     let shown = world.guest(lines[0]).socket(callee).peer_buf_alloc;
     assert_eq!(shown, limits.max_grant_bytes);

@@ -23,7 +23,7 @@ struct Sender {
     actions: Vec<Action>,
     sent: u32,
     taken: u32,
-    /// As the guest was last told.
+    /// As last announced to the guest.
     buf_alloc: u32,
     fwd_cnt: u32,
 }
@@ -88,14 +88,14 @@ impl Sender {
         });
     }
 
-    /// Takes in what the guest is told.
+    /// Takes in what the guest gets.
     fn listen(&mut self) {
         while let Some(transmit) =
             self.switch
                 .next_for(Duration::ZERO, self.line, &mut self.actions)
         {
             let Transmit::Control(header) = transmit else {
-                panic!("nobody sends to the guest: {transmit:?}");
+                panic!("no data goes to the guest: {transmit:?}");
             };
             assert_ne!(header.operation, Operation::Reset as u16);
             (self.buf_alloc, self.fwd_cnt) = (header.buf_alloc, header.fwd_cnt);
@@ -148,7 +148,11 @@ fn a_program_that_falls_behind_gets_the_usual_credit_again_and_takes_longer_to_g
     }
     sender.fill();
     sender.take_all_but(TOLERATED + 1);
-    assert_eq!(sender.sent - sender.fwd_cnt, TOLERATED + 1, "it was told");
+    assert_eq!(
+        sender.sent - sender.fwd_cnt,
+        TOLERATED + 1,
+        "it was announced"
+    );
     assert_eq!(sender.buf_alloc, USUAL);
     sender.take_all_but(0);
     assert_eq!(

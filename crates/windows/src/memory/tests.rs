@@ -1,4 +1,4 @@
-//! Pools in directories of their own, with VMMs that do as they are told.
+//! Pools in directories of their own, with VMMs that obey.
 
 mod added;
 
@@ -106,7 +106,7 @@ fn a_window_is_lent_when_the_guest_has_shown_it() {
         Err(NoWindow::Busy)
     );
     pool.arrived("web");
-    // Of another size, of another VM, or of nobody.
+    // Of another size, of another VM, or of none.
     assert!(!pool.seen("web", window.uuid, 16 * MIB));
     assert!(!pool.seen("db", window.uuid, 14 * MIB));
     assert!(!pool.seen("web", WindowId([1; 16]), 14 * MIB));

@@ -19,7 +19,7 @@ struct Tape {
     bytes: Vec<u8>,
     /// It has no room for anything.
     is_full: bool,
-    /// So many packets it was told to have lost.
+    /// So many packets were reported lost.
     lost: u64,
     is_gone: bool,
     has_ended: bool,

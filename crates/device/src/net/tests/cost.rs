@@ -1,4 +1,4 @@
-//! Frames that cost much: cut into many segments, long, or for an uplink. Whoever sends them must not keep others waiting.
+//! Frames that cost much: cut into many segments, long, or for an uplink. Their sender must not keep others waiting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -134,7 +134,7 @@ fn long_frames_do_not_keep_another_guest_waiting() {
     assert!(taken * long.len() <= MOST_BYTES, "{taken} frames");
 }
 
-/// A turn has room for so much work, whoever it is done for.
+/// A turn has room for so much work, for any guest.
 #[test]
 fn many_who_send_long_frames_do_not_keep_an_uplink_waiting() {
     let mut setup = Setup::with_mtu(u16::MAX);

@@ -443,7 +443,7 @@ fn a_vmm_that_takes_its_memory_away_costs_its_own_port() {
 }
 
 /// Two who have agreed to share memory, as two VMs of one VMM could: while a batch is passed on, what one of them is given is written over
-/// what the other has sent and nobody has copied yet.
+/// what the other has sent and was not copied yet.
 #[test]
 fn a_header_that_is_changed_after_it_was_judged_does_not_get_through() {
     for len in [60, 127, 128, 129, 1000] {

@@ -8,7 +8,7 @@ use wire::net_header::NetHeader;
 use super::setup::{Driver, Guest, RECEIVE, Setup, TRANSMIT, frame, mac};
 use crate::net::ModerationSetting;
 
-/// Frames that can be told apart, from one guest to another.
+/// Frames that can be distinguished, from one guest to another.
 fn numbered(to: &Guest, from: &Guest, numbers: std::ops::Range<u32>) -> Vec<Vec<u8>> {
     let one = |number: u32| {
         let mut frame = frame(to.mac, from.mac, 60 + number as usize % 200);
@@ -296,7 +296,7 @@ fn nobody_is_asked_to_notify_while_there_is_work() {
         assert_eq!(
             setup.counters(&db).kicks,
             0,
-            "what is posted nobody waits for"
+            "what is posted is not waited for"
         );
     }
 }

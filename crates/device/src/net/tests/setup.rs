@@ -55,7 +55,7 @@ const SENT_LEN: usize = 96 << 10;
 /// What lies between two pieces of a frame or of a buffer, in bytes.
 const GAP_LEN: usize = 24;
 
-/// What is where nobody should write.
+/// What is where no write belongs.
 const UNTOUCHED: u8 = 0xee;
 
 /// How long anything may take. Nothing takes that long unless it is broken.
@@ -154,7 +154,7 @@ pub(super) fn mac(number: u8) -> MacAddress {
     MacAddress([2, 0, 0, 0, 0, number])
 }
 
-/// A frame from one guest to another, of a type that nobody looks into.
+/// A frame from one guest to another, of a type that is not parsed.
 pub(super) fn frame(to: MacAddress, from: MacAddress, len: usize) -> Vec<u8> {
     let mut frame = Vec::with_capacity(len);
     frame.extend_from_slice(&to.0);

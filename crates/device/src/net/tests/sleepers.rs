@@ -1,4 +1,4 @@
-//! Guests that look at their rings only when they are notified, and a network that looks at theirs only when it is: nobody may sleep
+//! Guests that look at their rings only when they are notified, and a network that looks at theirs only when it is: none may sleep
 //! for ever beside something that is there.
 
 use std::sync::Arc;
@@ -171,7 +171,7 @@ fn run(setup: &mut Setup, arenas: &[Arc<Arena>], count: usize, random: &mut Rand
             pause(setup, &sleepers[number].guest, random);
         }
     }
-    // Nothing new is sent. Whoever is notified looks; once nobody is any more, nothing may be left.
+    // Nothing new is sent. A notified guest looks; when none is notified any more, nothing may be left.
     loop {
         setup.rest();
         let mut is_quiet = true;

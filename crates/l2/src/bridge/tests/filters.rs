@@ -130,7 +130,7 @@ fn only_uplinks_and_stations_are_dhcp_servers() {
     check(&mut world, C, &offer(3, 50), Some(Refusal::RogueDhcp));
     check(&mut world, UPLINK, &offer(99, 50), None);
     check(&mut world, station, &offer(254, 254), None);
-    // The station's own address is nobody else's.
+    // The station's own address is no other's.
     check(
         &mut world,
         UPLINK,

@@ -428,7 +428,7 @@ fn what_is_in_use_outside_stays_so_while_the_link_is_down() {
     world.now += SECOND;
     assert_eq!(world.refusal(A, &ask(1, own(50))), None);
     assert_eq!(world.refusal(A, &advertise(1, ipv6(200))), TAKEN);
-    // A guest that asked while nobody could hear it gives way.
+    // A guest that asked while the link was down gives way.
     world.now += 10 * SECOND;
     world.bridge.set_link(UPLINK, true);
     assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(50))), None);

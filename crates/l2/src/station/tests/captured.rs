@@ -48,7 +48,7 @@ fn replay(capture: &str) -> (u64, Option<Ipv6Addr>) {
 
 #[test]
 fn clients_of_all_kinds_are_content() {
-    // Linux says which addresses it takes, whoever asks for them.
+    // Linux says which addresses it takes, for any asker.
     let ipv6 = host(2).ipv6;
     assert_eq!(replay(include_str!("captured/udhcpc.txt")), (1, ipv6));
     assert_eq!(replay(include_str!("captured/dhclient.txt")), (3, ipv6));

@@ -14,7 +14,7 @@ pub(crate) struct EndAudit {
     pub(crate) written: u64,
     /// Where its messages end, for SEQPACKET; those not yet received by the other end.
     pub(crate) message_ends: VecDeque<u64>,
-    /// The switch has been told that it has sent its last byte.
+    /// The switch was notified that it has sent its last byte.
     pub(crate) finished: bool,
     /// It was cut off before it had finished.
     pub(crate) cut_off: bool,
@@ -115,7 +115,7 @@ impl Audit {
         }
     }
 
-    /// `side` is told that no more data will come.
+    /// `side` is notified that no more data will come.
     pub(crate) fn end_of_data(&mut self, circuit: CircuitId, side: Side) {
         let sender = self.end(circuit, side.other()).clone();
         let end = self.end(circuit, side);
@@ -134,13 +134,13 @@ impl Audit {
         );
     }
 
-    /// `side` is told that the other end takes no more.
+    /// `side` is notified that the other end takes no more.
     pub(crate) fn no_more_taken(&mut self, circuit: CircuitId, side: Side) {
         let excused = self.is_tainted(circuit) || self.end(circuit, side).finished;
         let peer = self.end(circuit, side.other());
         assert!(
             peer.refuses || peer.cut_off || excused,
-            "{circuit:?} {side:?}: told that nobody listens, but somebody does"
+            "{circuit:?} {side:?}: refused without a listener, but there is one"
         );
     }
 
@@ -149,7 +149,7 @@ impl Audit {
         let pair = self.pairs.entry(circuit).or_default();
         let peer = &pair.ends[side.other().index()];
         let own = &pair.ends[side.index()];
-        // Whoever leaves a message unfinished has nothing to expect either.
+        // A sender that leaves a message unfinished has nothing to expect either.
         let cut_short = peer.cut_off || peer.cut_message || own.cut_message;
         let excused = pair.tainted || !pair.opened || cut_short;
         let end = &mut pair.ends[side.index()];
@@ -167,7 +167,7 @@ impl Audit {
         end.cut_off |= !end.finished;
     }
 
-    /// Everything is over: whoever wanted all data has it, or knows that it does not.
+    /// Everything is over: each reader of all data has it, or knows that it does not.
     pub(crate) fn verdict(&mut self) {
         for (circuit, pair) in &self.pairs {
             for side in [Side::Caller, Side::Callee] {

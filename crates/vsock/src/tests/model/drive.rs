@@ -67,7 +67,7 @@ impl World {
         self.guest(line).connect(now, socket, (cid, port), None)
     }
 
-    /// One round: whoever can go on does so once.
+    /// One round: each party that can go on does so once.
     pub(crate) fn round(&mut self) -> bool {
         let mut busy = false;
         let lines: Vec<LineId> = self.guests.keys().copied().collect();
@@ -97,7 +97,7 @@ impl World {
         busy
     }
 
-    /// Rounds until nobody has anything to do at this moment. Virtual time passes with each.
+    /// Rounds until no party has anything to do at this moment. Virtual time passes with each.
     pub(crate) fn settle(&mut self) {
         let mut rounds = 0;
         while self.round() {
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// The next moment at which anybody's timer fires.
+    /// The next moment at which a timer fires.
     pub(crate) fn next_timer(&self) -> Option<Time> {
         let guests = self.guests.values().filter(|guest| !guest.paused);
         guests
@@ -171,7 +171,7 @@ impl World {
     }
 
     /// Lets time pass until every timer has fired. A guest whose limit is small takes long for what it has to say, but it gets
-    /// there: a minute in which nobody had to rest is the last. So does what a rule lets pass slowly.
+    /// there: a minute without a rest is the last. So does what a rule lets pass slowly.
     fn wind_down(&mut self) {
         for _ in 0..1000 {
             let rests = self.rests();
@@ -180,7 +180,7 @@ impl World {
                 return;
             }
         }
-        panic!("somebody has to rest for ever");
+        panic!("a party has to rest for ever");
     }
 
     /// How often guests had to rest.
@@ -206,7 +206,7 @@ impl World {
         }
         self.wind_down();
         self.check_nobody_waits();
-        // A guest that has neither finished nor been told anything keeps its circuit: programs end.
+        // A guest that has neither finished nor got anything keeps its circuit: programs end.
         let now = self.now;
         for guest in self.guests.values_mut() {
             for id in guest.sockets.keys().copied().collect::<Vec<_>>() {
@@ -231,7 +231,7 @@ impl World {
         self.audit.verdict();
     }
 
-    /// Everybody reads, so that whoever means to write has written.
+    /// All read, so that all writers have written.
     fn check_nobody_waits(&self) {
         for guest in self
             .guests
@@ -277,7 +277,7 @@ impl World {
         self.check_tables();
     }
 
-    /// What the switch has put into a guest's ring and nobody has looked at, as operations with their flags.
+    /// What the switch has put into a guest's ring and was not looked at, as operations with their flags.
     pub(crate) fn take_operations(&mut self, line: LineId) -> Vec<(Operation, u32)> {
         self.pump(line);
         let packets = std::mem::take(&mut self.guest(line).rx);

@@ -229,10 +229,10 @@ impl Guest {
             self.send(id, Operation::Reset, 0, None);
             return self.remove(id);
         }
-        let told = socket.own_shutdown;
+        let ended = socket.own_shutdown;
         socket.own_shutdown = SHUTDOWN_BOTH;
         socket.close_at = Some(now + CLOSE_TIMEOUT);
-        if told != SHUTDOWN_BOTH {
+        if ended != SHUTDOWN_BOTH {
             self.send(id, Operation::Shutdown, SHUTDOWN_BOTH, None);
         }
     }

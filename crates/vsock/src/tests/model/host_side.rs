@@ -125,7 +125,7 @@ impl World {
                 .switch
                 .find(circuit)
                 .is_some_and(|index| self.switch.circuits[index].end(side).readable);
-            // What nobody wants to read is no progress.
+            // What no program reads is no progress.
             return heard || self.totals.events > before + 1;
         }
         self.totals.events > before

@@ -92,7 +92,7 @@ impl World {
         self.switch.set_services(entries);
     }
 
-    /// What this guest is told about a name.
+    /// What this guest gets for a name.
     pub(crate) fn resolve(&mut self, line: LineId, name: &str) -> Option<u32> {
         let cid = self.switch.resolve(line, name);
         let input = Input::Resolve(line, name.to_owned());
@@ -111,7 +111,7 @@ impl World {
         self.tells_users_apart = true;
     }
 
-    /// Whether a call may reach somebody else than it was meant for.
+    /// Whether a call may reach another than it was meant for.
     pub(super) fn redirects(&self) -> bool {
         let mut rules = self.switch.policy.rules().iter();
         self.reloads > 1 || rules.any(|rule| matches!(rule.verdict, Verdict::Redirect(_)))
@@ -149,8 +149,11 @@ impl World {
         let Some(dialled) = decided.dialled else {
             // It has gone since.
             let gone = decided.reached.is_some();
-            assert!(gone || rule.is_none(), "a rule about nobody: {decided:?}");
-            return assert!(gone || result.is_err(), "to nobody: {decided:?}");
+            assert!(
+                gone || rule.is_none(),
+                "a rule without callers: {decided:?}"
+            );
+            return assert!(gone || result.is_err(), "to no VM: {decided:?}");
         };
         let lines = [decided.caller.line(), dialled.line()];
         let mut lines = lines.into_iter().flatten();
@@ -217,7 +220,7 @@ impl World {
                 "{decided:?}"
             );
         }
-        // Nobody calls itself, whatever the rules say.
+        // No VM calls itself, whatever the rules say.
         let itself = matches!(first, Some((_, rule)) if matches!(rule.verdict, Verdict::Redirect(_)))
             || matches!((decided.caller, dialled), (CallerId::Guest { line, .. }, CalleeId::Guest { line: to, .. }) if line == to);
         if decided.reached.is_none() && result == Err(Reason::Denied) && !itself {

@@ -1,4 +1,4 @@
-//! What the switch was told and what it answered, so that the same can be asked again.
+//! Events and actions of the switch, so that the same can be run again.
 
 use std::sync::Arc;
 

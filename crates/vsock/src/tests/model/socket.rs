@@ -192,7 +192,7 @@ impl Socket {
     }
 
     /// Reads up to `max` bytes of a stream, or one whole message. Returns the bytes read and whether the sender is to
-    /// be told of the new room.
+    /// be notified of the new room.
     pub(crate) fn read(&mut self, max: u32) -> (u32, bool) {
         match self.socket_type {
             SocketType::Stream => self.read_stream(max),

@@ -12,7 +12,7 @@ use crate::share::Places;
 use crate::{Limits, Side};
 
 impl World {
-    /// Every table tells the same story.
+    /// All tables agree.
     pub(crate) fn check_tables(&self) {
         let switch = &self.switch;
         let (mut circuits, mut half_open, mut granted) = (

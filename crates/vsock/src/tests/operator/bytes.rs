@@ -173,14 +173,14 @@ fn the_end_of_data_and_a_close_pass_while_the_rule_rests() {
         let before = world.now;
         world.settle();
         assert!(world.now - before < Duration::from_millis(10));
-        let told = match way {
+        let announced = match way {
             Way::Between => {
                 let theirs = world.guest(lines[1]).accepted(81).unwrap();
                 world.guests[&lines[1]].socket(theirs).peer_shutdown == SHUTDOWN_SEND
             }
             _ => world.programs.values().any(|program| program.end_shown),
         };
-        assert!(told, "{way:?}");
+        assert!(announced, "{way:?}");
         world.finish_soon(0);
     }
 }
@@ -220,7 +220,7 @@ fn a_circuit_is_cut_short_while_it_rests() {
             assert_eq!(
                 world.switch.poll_at(),
                 None,
-                "{way:?}: nobody is left to wake"
+                "{way:?}: no reader is left to wake"
             );
         }
         world.finish_soon(0);

@@ -41,7 +41,7 @@ fn a_call_between_guests_is_decided_when_it_is_answered() {
     let socket = world.connect_to(lines[0], 4, 80, sleeps());
     let port = world.guests[&lines[0]].socket(socket).port;
     world.settle();
-    assert_eq!(world.decided, [], "nobody has answered");
+    assert_eq!(world.decided, [], "without an answer");
     world.guest(lines[1]).paused = false;
     world.settle();
     let expected = Decided {

@@ -58,7 +58,7 @@ fn nothing_crosses_that_no_rule_names() {
     }
     assert!(call(&mut world, lines[0], 4, 80).is_ok());
     assert_eq!(call(&mut world, lines[2], 4, 80), Err(Reason::Denied));
-    // Nobody has a number in a domain that is not its own.
+    // No VM has a number in a domain that is not its own.
     for line in &lines {
         for cid in [5, 1 << 30, (1 << 30) + 1, u32::MAX - 1] {
             assert_eq!(call(&mut world, *line, cid, 80), Err(Reason::UnknownCid));
@@ -83,7 +83,7 @@ fn one_rule_opens_exactly_one_path() {
     // Not back.
     assert_eq!(call(&mut world, lines[3], caller, 80), Err(Reason::Denied));
     assert_eq!(world.resolve(lines[3], "red/web"), None);
-    // Nobody else, neither from there nor to there.
+    // No other, neither from there nor to there.
     assert_eq!(call(&mut world, lines[1], alias, 80), Err(Reason::Denied));
     assert_eq!(world.resolve(lines[1], "blue/db"), None);
     assert_eq!(call(&mut world, lines[2], caller, 80), Err(Reason::Denied));
@@ -190,11 +190,11 @@ fn circuits_under_a_number_that_has_changed_hands_are_not_confused() {
         world.settle();
         world.is_established(line, id).then_some(id)
     };
-    let first = dial(&mut world, lines[3], 700).expect("nobody uses the ports");
+    let first = dial(&mut world, lines[3], 700).expect("the ports are free");
     let newcomer = add(&mut world, "red/new", alias);
     assert_eq!(dial(&mut world, newcomer, 700), None);
     assert_eq!(world.reasons(), [Reason::PortsInUse]);
-    let second = dial(&mut world, newcomer, 701).expect("nobody uses these ports");
+    let second = dial(&mut world, newcomer, 701).expect("these ports are free");
     for (line, socket) in [(lines[3], first), (newcomer, second)] {
         world.guest(line).sockets.get_mut(&socket).unwrap().plan = sends(10_000);
     }
@@ -223,7 +223,7 @@ fn a_vm_that_goes_takes_its_aliases_and_its_circuits_with_it() {
             .is_none_or(|socket| socket.done)
     );
     assert_eq!(world.reasons(), [Reason::Operator]);
-    // Its line's number is somebody else's now; the alias is not.
+    // Its line's number is another VM's now; the alias is not.
     let other = add(&mut world, "blue/other", 7);
     assert_eq!(other, lines[3]);
     assert_eq!(
@@ -272,11 +272,11 @@ fn names_are_told_to_those_who_may_call_them() {
     let rules = vec![allow("web", "db").at(5432), deny("web", "ci")];
     let vms = [("web", 3), ("db", 4), ("ci", 5)];
     let (mut world, lines) = world_of(&vms, rules);
-    let told: Vec<_> = ["web", "db", "ci", "nobody", "", "/", "red/db", "default/db"]
+    let found: Vec<_> = ["web", "db", "ci", "nobody", "", "/", "red/db", "default/db"]
         .map(|name| world.resolve(lines[0], name))
         .to_vec();
     let expected = [Some(3), Some(4), None, None, None, None, None, Some(4)];
-    assert_eq!(told, expected);
+    assert_eq!(found, expected);
     assert_eq!(world.resolve(lines[1], "web"), None, "the other way round");
     assert_eq!(world.resolve(LineId(99), "web"), None);
 }
@@ -309,10 +309,10 @@ fn a_name_is_not_told_for_a_rule_that_an_earlier_one_forestalls() {
         ),
         (vec![deny("ci", "db"), allow("*", "db")], true),
     ];
-    for (rules, told) in cases {
+    for (rules, found) in cases {
         let case = format!("{rules:?}");
         let (mut world, lines) = world_of(&[("web", 3), ("db", 4)], rules);
-        assert_eq!(world.resolve(lines[0], "db").is_some(), told, "{case}");
+        assert_eq!(world.resolve(lines[0], "db").is_some(), found, "{case}");
     }
 }
 

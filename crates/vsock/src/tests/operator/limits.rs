@@ -68,7 +68,7 @@ fn a_limit_holds_for_the_host_and_for_calls_to_it() {
     assert!(call(&mut world, lines[1], HOST_CID, 80).is_ok());
     let refused = Err(Reason::RuleCircuits);
     assert_eq!(call(&mut world, lines[2], HOST_CID, 80), refused);
-    // The operator's own ports are nobody's rule.
+    // The operator's own ports are in no rule.
     world.listen_host(lines[2], 1007, sleeps());
     assert!(call(&mut world, lines[2], HOST_CID, 1007).is_ok());
     world.finish();

@@ -7,7 +7,7 @@ use crate::{CircuitId, HostCaller};
 
 const OWN: [u32; 3] = [1005, 1006, 1007];
 
-/// Everybody may call everybody, by rules about all ports and about these.
+/// All may call all, by rules about all ports and about these.
 fn open(mut more: Vec<Rule>) -> (World, Vec<LineId>) {
     more.extend([
         allow("*", "*"),

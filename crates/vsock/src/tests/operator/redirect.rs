@@ -1,4 +1,4 @@
-//! Calls that are put through to somebody else. Neither side can tell.
+//! Redirected calls, which neither side can notice.
 
 use wire::vsock::{HOST_CID, Header, Operation};
 
@@ -65,7 +65,7 @@ fn both_guests_see_the_numbers_they_expect_from_the_dial_to_the_end() {
         }
         assert_only(&world, lines[0], (3, port), (4, 80));
         assert_only(&world, lines[2], (5, 5432), (3, port));
-        assert!(world.guests[&lines[1]].rx.is_empty(), "nobody calls it");
+        assert!(world.guests[&lines[1]].rx.is_empty(), "it is not called");
         let now = world.now;
         for line in &lines {
             let guest = world.guests.get_mut(line).expect("it exists");
@@ -204,14 +204,14 @@ fn it_does_not_matter_whether_the_vm_runs_for_which_another_answers() {
     listen(&mut world, &lines[2..], 5432, sleeps());
     world.line_down(lines[1]);
     let socket = call(&mut world, lines[0], 4, 80).unwrap();
-    // Not even whether it is there, once the call has been put through; its number may be somebody else's by then.
+    // Not even whether it is there, once the call has been put through; its number may be another VM's by then.
     world.remove_line(lines[1]);
     let other = add(&mut world, "other", 6);
     assert_eq!(other, lines[1], "numbers of lines are used again");
     assert!(world.is_established(lines[0], socket));
     world.set_rules(vec![deny("web", "other")]);
     assert!(world.is_established(lines[0], socket));
-    assert_eq!(world.enforce(), 1, "nobody is there to be replaced");
+    assert_eq!(world.enforce(), 1, "there is none to be replaced");
     world.finish();
 }
 

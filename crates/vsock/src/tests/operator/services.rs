@@ -32,7 +32,7 @@ fn a_service_is_called_by_whom_a_rule_allows_and_by_nobody_else() {
     world.set_services(&[REGISTRY]);
     assert_eq!(host(&mut world, lines[0], 5000), Ok(()));
     assert_eq!(host(&mut world, lines[1], 5000), Err(Reason::Denied));
-    // Not a service's port: nobody has made a socket for it.
+    // Not a service's port: no program has made a socket for it.
     assert_eq!(host(&mut world, lines[1], 5001), Err(Reason::NoListener));
     world.finish();
 }
@@ -196,11 +196,11 @@ fn the_port_of_a_service_is_told_to_those_who_may_call_it() {
     let rules = vec![allow("ci", "service:registry")];
     let (mut world, lines) = world_of(&[("ci", 3), ("web", 4), ("red/ci", 3)], rules);
     world.set_services(&[REGISTRY]);
-    let told = |line: usize, name| world.switch.resolve_service(lines[line], name);
-    assert_eq!(told(0, "registry"), Some(5000));
-    assert_eq!(told(0, "other"), None);
-    assert_eq!(told(1, "registry"), None);
-    assert_eq!(told(2, "registry"), None);
+    let found = |line: usize, name| world.switch.resolve_service(lines[line], name);
+    assert_eq!(found(0, "registry"), Some(5000));
+    assert_eq!(found(0, "other"), None);
+    assert_eq!(found(1, "registry"), None);
+    assert_eq!(found(2, "registry"), None);
 }
 
 #[test]
@@ -212,8 +212,11 @@ fn of_two_services_of_one_name_or_at_one_port_the_later_one_holds() {
         service("b", 2),
         service("c", 3),
     ]);
-    let told = |name| world.switch.resolve_service(lines[0], name);
-    assert_eq!((told("a"), told("b"), told("c")), (None, Some(2), Some(3)));
+    let found = |name| world.switch.resolve_service(lines[0], name);
+    assert_eq!(
+        (found("a"), found("b"), found("c")),
+        (None, Some(2), Some(3))
+    );
     world.set_services(&[service("a", 1), service("a", 2)]);
     assert_eq!(world.switch.resolve_service(lines[0], "a"), Some(2));
     assert_eq!(host(&mut world, lines[0], 1), Err(Reason::NoListener));

@@ -23,12 +23,12 @@ pub(super) struct Schedule {
     hostile: Option<LineId>,
     next_number: u32,
     faults: bool,
-    /// Everybody sends what it means to, says so, and waits for the other: nothing may stand still.
+    /// Each sends what it means to, says so, and waits for the other: nothing may stand still.
     gentle: bool,
     /// There are two domains with equal names and numbers, and rules that change.
     ruled: bool,
-    /// Numbers that guests have been told.
-    told: Vec<u32>,
+    /// Numbers that guests have resolved.
+    known: Vec<u32>,
 }
 
 /// Small limits, so that they are met.
@@ -71,7 +71,7 @@ impl Schedule {
             faults: seed % 3 != 0,
             gentle: seed % 6 == 0,
             ruled,
-            told: Vec::new(),
+            known: Vec::new(),
         };
         for line in lines {
             schedule.furnish(line);
@@ -244,7 +244,7 @@ impl Schedule {
         let cid = match self.random.below(4) {
             0 | 1 => HOST_CID,
             2 => self.world.guests[&to].cid,
-            3 if !self.told.is_empty() => self.random.pick(&self.told),
+            3 if !self.known.is_empty() => self.random.pick(&self.known),
             _ => 3 + self.random.below(8) as u32,
         };
         let guest = self.world.guests.get_mut(&line).expect("listed");
@@ -271,7 +271,7 @@ impl Schedule {
         }
     }
 
-    /// Whether a socket has this port, or packets of an earlier one are on their way: in vsock nothing tells them from
+    /// Whether a socket has this port, or packets of an earlier one are on their way: in vsock nothing distinguishes them from
     /// those of the next. (Linux forgets the address of a socket before the program closes it, and lets it speak all
     /// the same.)
     fn is_in_use(&self, line: LineId, port: u32) -> bool {
@@ -415,9 +415,9 @@ impl Schedule {
     /// A guest asks for the number of another.
     fn look_up(&mut self, line: LineId) {
         let name = self.random.pick(&rules::NAMES);
-        let told = self.world.resolve(line, name);
-        self.told.extend(told);
-        self.told.truncate(8);
+        let known = self.world.resolve(line, name);
+        self.known.extend(known);
+        self.known.truncate(8);
     }
 
     fn attack(&mut self) {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A VMM that takes what it is given, and tells its guest's agent of it.
+/// A VMM that takes what it is given, and shows it to its guest's agent.
 struct Vmm {
     path: PathBuf,
     inner: Arc<Mutex<Inner>>,
@@ -23,7 +23,7 @@ struct Inner {
     refuses_devices: bool,
     /// Ends with the next connection.
     ends: bool,
-    /// Who is told of each new device.
+    /// Gets each new device.
     pool: Option<(Arc<Windows>, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Vmm {
     }
 
     /// The agent of its guest, which shows each device as it comes.
-    fn tells(&self, pool: &Arc<Windows>, vm: &str) {
+    fn show(&self, pool: &Arc<Windows>, vm: &str) {
         self.inner().pool = Some((pool.clone(), vm.to_owned()));
     }
 }
@@ -139,7 +139,7 @@ fn two(windows: [&str; 2]) -> Two {
         let spec = resolve(directory.path(), &request);
         assert!(files(directory.path(), &spec).is_empty());
         pool.open(&spec).unwrap();
-        vmm.tells(&pool, name);
+        vmm.show(&pool, name);
     }
     let [a, b] = vmms;
     Two {

@@ -211,7 +211,7 @@ fn a_callee_whose_caller_has_announced_nothing_gets_a_stream_when_all_has_been_h
     assert_eq!(
         db_accepted(&mut board),
         [stream("db", 8, "web:40001")],
-        "without an agent nobody announces anything"
+        "without an agent nothing is announced"
     );
 }
 
@@ -362,7 +362,7 @@ fn a_half_whose_agent_goes_leaves_the_other_with_a_stream() {
     web_dials(&mut board);
     web_dialled(&mut board);
     assert_eq!(board.session_ended("db"), []);
-    assert_eq!(board.session_ended("web"), [], "nobody is left to be told");
+    assert_eq!(board.session_ended("web"), [], "no party is left");
 
     let mut board = self::board();
     web_dials(&mut board);

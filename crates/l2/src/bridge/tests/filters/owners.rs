@@ -190,7 +190,7 @@ fn who_asks_for_an_address_first_gets_it_and_who_has_it_can_say_so() {
     assert_eq!(world.refusal(A, &answer), None);
     let uses = ipv6_packet(mac(9), mac(2), ipv6(50), 17, &udp((5, 5)));
     assert_eq!(world.refusal(B, &uses), Some(Refusal::Ipv6Taken));
-    // Nobody gets what its prefixes do not have.
+    // No guest gets an address outside its prefixes.
     let outside = "2001:db8::1".parse().unwrap();
     assert_eq!(
         world.refusal(A, &ask(1, outside)),

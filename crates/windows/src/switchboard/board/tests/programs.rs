@@ -88,10 +88,10 @@ fn a_host_program_that_listens_meets_the_guest_that_calls() {
         "{effects:?}"
     );
     let effects = board.taken(id(2), Ok(lent()), true);
-    let told = &effects[0];
+    let sent = &effects[0];
     assert!(
-        matches!(told, Effect::Tell { words: FromDaemon::Circuit(circuit), .. } if circuit.peer.to_string() == "host:5432"),
-        "{told:?}"
+        matches!(sent, Effect::Tell { words: FromDaemon::Circuit(circuit), .. } if circuit.peer.to_string() == "host:5432"),
+        "{sent:?}"
     );
     let ending = Effect::EndLease { ticket: 6 };
     assert!(board.revoke(id(2)).contains(&ending));
