@@ -21,9 +21,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use wire::agent::bench::Role;
-use wire::agent::{ErrorKind, ErrorReport, Invalid};
+use wire::agent::{ErrorKind, Invalid};
 
-use crate::guest::{GuestError, printable};
+use crate::guest::GuestError;
 
 /// How long nothing may pass before a measurement is given up. A guest without KVM on a busy machine is slow.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -104,32 +104,13 @@ impl Kind {
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The agent cannot be reached.
+    /// The agent of a VM cannot be reached, did not do it, or is not to be believed.
     #[error("VM {vm:?}: {source}")]
-    Connect {
+    Guest {
         /// The VM.
         vm: String,
         /// Why.
         source: GuestError,
-    },
-    /// The agent is older or newer than this program.
-    #[error(
-        "the agent of VM {vm:?} ({software}) does not support this version's benchmarks: \
-         install this version's ringdown-agent in the guest and restart it"
-    )]
-    Unsupported {
-        /// The VM.
-        vm: String,
-        /// The agent's name and version.
-        software: String,
-    },
-    /// The agent says that it cannot do it.
-    #[error("the agent of VM {vm:?} reports: {}", printable(&report.message))]
-    Agent {
-        /// The VM.
-        vm: String,
-        /// What it said.
-        report: ErrorReport,
     },
     /// No rule lets the one VM call the other.
     #[error(
@@ -145,32 +126,6 @@ pub enum BenchError {
         /// The port.
         port: u32,
     },
-    /// The connection broke.
-    #[error(
-        "the connection to the agent of VM {vm:?} broke before the end of the measurement ({what})"
-    )]
-    Broken {
-        /// The VM.
-        vm: String,
-        /// How.
-        what: String,
-    },
-    /// The agent sent what makes no sense.
-    #[error("the agent of VM {vm:?} broke the protocol: {what}")]
-    Protocol {
-        /// The VM.
-        vm: String,
-        /// How.
-        what: String,
-    },
-    /// Nothing passed for too long.
-    #[error("nothing passed for {seconds} s; is VM {vm:?} paused?")]
-    Stalled {
-        /// The VM.
-        vm: String,
-        /// How long.
-        seconds: u64,
-    },
     /// A value is outside its limits.
     #[error("this cannot be measured: {0}")]
     Request(#[from] Invalid),
@@ -185,18 +140,9 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// The agent is just giving its host a new secret.
-    fn is_secret_change(&self) -> bool {
-        match self {
-            BenchError::Connect { source, .. } => source.is_secret_change(),
-            BenchError::Agent { report, .. } => report.kind == ErrorKind::WrongProof,
-            _ => false,
-        }
-    }
-
     /// Whether the one guest could not reach the other.
     fn is_unreachable(&self) -> bool {
-        matches!(self, BenchError::Agent { report, .. } if report.kind == ErrorKind::Unreachable)
+        matches!(self, BenchError::Guest { source: GuestError::Agent(report), .. } if report.kind == ErrorKind::Unreachable)
     }
 }
 

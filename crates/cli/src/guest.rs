@@ -22,7 +22,7 @@ use wire::agent::{
 pub(crate) use access::remedy as access_remedy;
 use connect::no_answer;
 pub(crate) use connect::{ANSWER_TIMEOUT, connect, read_line};
-pub(crate) use secret_change::across_secret_change;
+use secret_change::across_secret_change;
 pub(crate) use timed::{Deadline, Timed};
 
 /// Why the guest's agent did not do it.
@@ -79,7 +79,7 @@ pub enum GuestError {
 
 impl GuestError {
     /// The agent is just giving its host a new secret.
-    pub(crate) fn is_secret_change(&self) -> bool {
+    fn is_secret_change(&self) -> bool {
         match self {
             GuestError::Refused { reason } => reason == AGENT_AWAY,
             GuestError::Agent(report) => report.kind == ErrorKind::WrongProof,
@@ -126,20 +126,17 @@ impl Connection {
     /// Reach the agent of the guest behind this host socket, and make sure that it can do what `capability` stands for.
     /// All of it, what is asked included, within [`ANSWER_TIMEOUT`], unless another time is set.
     pub(crate) fn open(host_socket: &Path, capability: &str) -> Result<Connection, GuestError> {
-        Connection::open_within(host_socket, capability, ANSWER_TIMEOUT)
+        Connection::open_by(host_socket, capability, Deadline::after(ANSWER_TIMEOUT))
     }
 
-    /// The same within so long.
-    pub(crate) fn open_within(
+    /// The same by this deadline.
+    pub(crate) fn open_by(
         host_socket: &Path,
         capability: &str,
-        patience: Duration,
+        deadline: Deadline,
     ) -> Result<Connection, GuestError> {
-        let deadline = Deadline::after(patience);
-        let connection = across_secret_change(
-            || Connection::greet(connect(host_socket, deadline)?, deadline),
-            GuestError::is_secret_change,
-        )?;
+        let connection =
+            across_secret_change(|| Connection::greet(connect(host_socket, deadline)?, deadline))?;
         if !connection.hello.can(capability) {
             return Err(GuestError::Unsupported(format!(
                 "the guest's {} does not offer {capability}: it is older than that, or its administrator has switched it off",

@@ -14,7 +14,7 @@ use std::time::Duration;
 use wire::agent::job::{Answer, Ask};
 use wire::agent::{Frame, OPERATION_CHANNEL};
 
-use crate::guest::{ANSWER_TIMEOUT, Connection, GuestError};
+use crate::guest::{ANSWER_TIMEOUT, Connection, Deadline, GuestError};
 
 /// A connection on which one job was asked for.
 #[derive(Debug)]
@@ -35,7 +35,11 @@ impl Job {
         patience: Duration,
     ) -> Result<Job, GuestError> {
         let mut job = Job {
-            connection: Connection::open_within(host_socket, ask.capability(), patience)?,
+            connection: Connection::open_by(
+                host_socket,
+                ask.capability(),
+                Deadline::after(patience),
+            )?,
         };
         job.say(ask)?;
         Ok(job)

@@ -9,6 +9,7 @@ use wire::agent::bench::{Arrival, MAX_DURATION_MS, Message, Outcome, Peer, Recei
 use super::link::Link;
 use super::run::{Ending, Progress};
 use super::{BenchError, Kind, Party, Plan, STALL_TIMEOUT};
+use crate::guest::Deadline;
 
 /// How long to wait for words of the agents before looking whether it is enough.
 const LOOK_INTERVAL: Timespec = Timespec {
@@ -35,6 +36,7 @@ impl GuestStream {
         port: u32,
         plan: &Plan,
         seed: Option<u64>,
+        deadline: Deadline,
     ) -> Result<GuestStream, (BenchError, u32)> {
         let (caller_role, called_role) = plan.kind.roles();
         let nonce = nonce().map_err(|error| (error, port))?;
@@ -50,7 +52,7 @@ impl GuestStream {
             seed,
             limit_ms: time_ms.saturating_add(MARGIN_MS).min(MAX_DURATION_MS),
         };
-        let mut called = Link::open(other, start).map_err(|error| (error, port))?;
+        let mut called = Link::open(other, start, deadline).map_err(|error| (error, port))?;
         let port = match called.answer() {
             Ok(Message::Listening { port }) => port,
             Ok(_) => {
@@ -67,14 +69,12 @@ impl GuestStream {
                 port,
                 nonce,
             };
-            let mut caller = Link::open(
-                vm,
-                Start {
-                    role: caller_role,
-                    peer,
-                    ..start
-                },
-            )?;
+            let start = Start {
+                role: caller_role,
+                peer,
+                ..start
+            };
+            let mut caller = Link::open(vm, start, deadline)?;
             caller.wait_until_ready()?;
             called.wait_until_ready()?;
             Ok(match plan.kind {
@@ -115,7 +115,7 @@ impl GuestStream {
             // The agents notice it first, and say more.
             let patience = STALL_TIMEOUT + Duration::from_secs(10);
             if ending.is_overdue(progress, patience) || last.elapsed() > patience {
-                return Err(self.receiver.stalled(STALL_TIMEOUT));
+                return Err(self.receiver.stalled());
             }
         }
     }

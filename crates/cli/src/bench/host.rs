@@ -6,12 +6,13 @@ use hdrhistogram::Histogram;
 use wire::agent::Frame;
 use wire::agent::bench::{
     Arrival, LATENCY_FIGURES, Latency, MAX_DURATION_MS, MAX_LATENCY_NS, Message, Messages, Outcome,
-    Peer, Received, Role, Start,
+    Peer, Received, Start,
 };
 
 use super::link::Link;
 use super::run::{Ending, Progress};
 use super::{BenchError, Kind, Party, Plan, STALL_TIMEOUT};
+use crate::guest::Deadline;
 
 /// A stream that is connected and waits for its start.
 #[derive(Debug)]
@@ -27,20 +28,16 @@ impl HostStream {
         vm: &Party,
         plan: &Plan,
         seed: Option<u64>,
+        deadline: Deadline,
     ) -> Result<HostStream, BenchError> {
-        let role = match plan.kind {
-            Kind::There => Role::Sink,
-            Kind::Back => Role::Source,
-            Kind::Ping => Role::Echo,
-        };
         let start = Start {
-            role,
+            role: plan.kind.roles().1,
             peer: Peer::Host,
             message_len: plan.message_len,
             seed,
             limit_ms: MAX_DURATION_MS,
         };
-        let mut link = Link::open(vm, start)?;
+        let mut link = Link::open(vm, start, deadline)?;
         link.wait_until_ready()?;
         let plan = *plan;
         Ok(HostStream { link, plan, seed })
@@ -66,7 +63,7 @@ impl HostStream {
                 self.link.send(bytes)?;
                 progress.add(bytes.len() - header_len);
                 if ending.is_overdue(progress, STALL_TIMEOUT) {
-                    return Err(self.link.stalled(STALL_TIMEOUT));
+                    return Err(self.link.stalled());
                 }
                 if messages.is_between_segments() {
                     break;
@@ -99,7 +96,7 @@ impl HostStream {
             }
             self.link.receive()?;
             if Instant::now() > until {
-                return Err(self.link.stalled(STALL_TIMEOUT));
+                return Err(self.link.stalled());
             }
         }
     }
@@ -134,7 +131,7 @@ impl HostStream {
                     }
                     let is_overdue = ending.is_overdue(progress, STALL_TIMEOUT);
                     if is_overdue || last.elapsed() > STALL_TIMEOUT {
-                        return Err(self.link.stalled(STALL_TIMEOUT));
+                        return Err(self.link.stalled());
                     }
                 }
             }
@@ -165,7 +162,7 @@ impl HostStream {
                     .saturating_record(sent.elapsed().as_nanos().min(MAX_LATENCY_NS.into()) as u64);
                 progress.add(messages.message().len());
                 if ending.is_overdue(progress, STALL_TIMEOUT) {
-                    return Err(self.link.stalled(STALL_TIMEOUT));
+                    return Err(self.link.stalled());
                 }
                 if messages.is_between_segments() {
                     break;
@@ -197,7 +194,7 @@ impl HostStream {
                 self.link.receive()?;
                 let since: &mut Instant = last.get_or_insert_with(Instant::now);
                 if since.elapsed() > STALL_TIMEOUT {
-                    return Err(self.link.stalled(STALL_TIMEOUT));
+                    return Err(self.link.stalled());
                 }
             }
         }

@@ -14,6 +14,10 @@ use super::guests::GuestStream;
 use super::host::HostStream;
 use super::report::{Interval, Measurement};
 use super::{BenchError, Kind, Parties, Plan};
+use crate::guest::Deadline;
+
+/// How long all streams together may take to be connected. A guest without KVM on a busy machine is slow.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often a line is shown.
 const SHOW_INTERVAL: Duration = Duration::from_secs(1);
@@ -119,7 +123,7 @@ impl Ending {
 }
 
 #[derive(Debug)]
-enum Stream {
+pub(super) enum Stream {
     Host(HostStream),
     Guests(GuestStream),
 }
@@ -150,7 +154,8 @@ pub fn measure(
     if show {
         show_line(&measurement.title());
     }
-    let streams = connect(parties, plan, denials)?;
+    let deadline = Deadline::after(SETUP_TIMEOUT);
+    let streams = connect(parties, plan, deadline, denials)?;
     interrupt.ends_process(false);
     let result = run(streams, plan, &mut measurement, show, interrupt);
     interrupt.ends_process(true);
@@ -161,40 +166,30 @@ pub fn measure(
     Ok(measurement)
 }
 
-fn connect(
+/// Connect all streams by this deadline.
+pub(super) fn connect(
     parties: &Parties,
     plan: &Plan,
+    deadline: Deadline,
     denials: impl Fn() -> Option<u64>,
 ) -> Result<Vec<Stream>, BenchError> {
-    let mut streams = Vec::new();
-    for index in 0..plan.streams {
+    let connect = |index| {
         let seed = plan.verify.then_some(index as u64);
-        streams.push(match &parties.other {
-            None => Stream::Host(HostStream::connect(&parties.vm, plan, seed)?),
-            Some(other) => {
-                let before = denials();
-                let connected = GuestStream::connect(&parties.vm, other, parties.port, plan, seed);
-                let (error, port) = match connected {
-                    Ok(stream) => {
-                        streams.push(Stream::Guests(stream));
-                        continue;
-                    }
-                    Err(failed) => failed,
-                };
-                let was_denied = error.is_unreachable() && before < denials();
-                return Err(if was_denied {
-                    BenchError::Denied {
-                        from: parties.vm.name.clone(),
-                        to: other.name.clone(),
-                        port,
-                    }
-                } else {
-                    error
-                });
+        let Some(other) = &parties.other else {
+            let stream = HostStream::connect(&parties.vm, plan, seed, deadline)?;
+            return Ok(Stream::Host(stream));
+        };
+        let before = denials();
+        let stream = GuestStream::connect(&parties.vm, other, parties.port, plan, seed, deadline);
+        stream.map(Stream::Guests).map_err(|(error, port)| {
+            if error.is_unreachable() && before < denials() {
+                let (from, to) = (parties.vm.name.clone(), other.name.clone());
+                return BenchError::Denied { from, to, port };
             }
-        });
-    }
-    Ok(streams)
+            error
+        })
+    };
+    (0..plan.streams).map(connect).collect()
 }
 
 fn run(

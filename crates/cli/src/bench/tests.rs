@@ -7,9 +7,10 @@ use std::thread;
 
 use tempfile::TempDir;
 use wire::agent::bench::{Arrival, Message, Outcome, Received};
-use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, OPERATION_CHANNEL};
+use wire::agent::{CONNECTION_CHANNEL, Decoder, ErrorReport, Frame, Hello, OPERATION_CHANNEL};
 
 use super::*;
+use crate::guest::Deadline;
 use crate::size::show_bytes;
 
 struct HostSocket {
@@ -59,8 +60,8 @@ impl HostSocket {
         })
     }
 
-    fn measure(&self, plan: &Plan) -> Result<Measurement, BenchError> {
-        let parties = Parties {
+    fn parties(&self) -> Parties {
+        Parties {
             vm: Party {
                 name: "web".to_owned(),
                 cid: 3,
@@ -68,8 +69,18 @@ impl HostSocket {
             },
             other: None,
             port: 0,
-        };
-        measure(&parties, plan, false, &Interrupt::never(), || None)
+        }
+    }
+
+    fn measure(&self, plan: &Plan) -> Result<Measurement, BenchError> {
+        measure(&self.parties(), plan, false, &Interrupt::never(), || None)
+    }
+}
+
+fn reason(error: &BenchError) -> &GuestError {
+    match error {
+        BenchError::Guest { source, .. } => source,
+        other => panic!("not of a guest: {other}"),
     }
 }
 
@@ -206,7 +217,7 @@ fn an_agent_that_confirms_another_sum_is_not_believed() {
         }));
     });
     let error = socket.measure(&plan(Kind::There)).unwrap_err();
-    assert!(matches!(error, BenchError::Protocol { .. }), "{error}");
+    assert!(matches!(reason(&error), GuestError::Protocol(_)), "{error}");
 }
 
 #[test]
@@ -215,14 +226,14 @@ fn an_end_without_a_word_is_no_result() {
         fake.take_all();
     });
     let error = silent.measure(&plan(Kind::There)).unwrap_err();
-    assert!(matches!(error, BenchError::Broken { .. }), "{error}");
+    assert!(matches!(reason(&error), GuestError::Broken(_)), "{error}");
     // In the middle of a segment.
     let short = HostSocket::with_fake(|mut fake| {
         fake.say(Message::Segment { len: 100 });
         let _ = fake.stream.write_all(&[0; 50]);
     });
     let error = short.measure(&plan(Kind::Back)).unwrap_err();
-    assert!(matches!(error, BenchError::Broken { .. }), "{error}");
+    assert!(matches!(reason(&error), GuestError::Broken(_)), "{error}");
 }
 
 #[test]
@@ -252,7 +263,7 @@ fn what_an_agent_says_instead_is_the_reason() {
         fake.take_all();
     });
     let error = socket.measure(&plan(Kind::Back)).unwrap_err();
-    assert!(matches!(error, BenchError::Agent { .. }), "{error}");
+    assert!(matches!(reason(&error), GuestError::Agent(_)), "{error}");
     assert!(!error.to_string().contains('\x1b'), "{error}");
 
     let garbage = HostSocket::with_fake(|mut fake| {
@@ -260,7 +271,20 @@ fn what_an_agent_says_instead_is_the_reason() {
         fake.take_all();
     });
     let error = garbage.measure(&plan(Kind::Back)).unwrap_err();
-    assert!(matches!(error, BenchError::Protocol { .. }), "{error}");
+    assert!(matches!(reason(&error), GuestError::Protocol(_)), "{error}");
+}
+
+#[test]
+fn streams_are_connected_by_the_deadline_of_them_all() {
+    let socket = HostSocket::with_agent();
+    let connect = |patience| {
+        let deadline = Deadline::after(patience);
+        run::connect(&socket.parties(), &plan(Kind::There), deadline, || None)
+    };
+    assert_eq!(connect(Duration::from_secs(60)).unwrap().len(), 1);
+    // The agent is there, and the time is over.
+    let error = connect(Duration::ZERO).unwrap_err();
+    assert!(matches!(error, BenchError::Guest { .. }), "{error}");
 }
 
 #[test]
@@ -270,7 +294,10 @@ fn an_agent_without_benchmarks_is_told_apart() {
         Fake { stream, decoder }.greet(vec!["exec".to_owned()]);
     });
     let error = socket.measure(&plan(Kind::There)).unwrap_err();
-    assert!(matches!(error, BenchError::Unsupported { .. }), "{error}");
+    assert!(
+        matches!(reason(&error), GuestError::Unsupported(_)),
+        "{error}"
+    );
 }
 
 #[test]

@@ -7,14 +7,15 @@ use std::thread;
 
 use wire::agent::Secret;
 
+use super::GuestError;
+
 /// Calls until the failure, if there is one, has another cause.
-pub(crate) fn across_secret_change<T, E>(
-    mut call: impl FnMut() -> Result<T, E>,
-    is_secret_change: impl Fn(&E) -> bool,
-) -> Result<T, E> {
+pub(super) fn across_secret_change<T>(
+    mut call: impl FnMut() -> Result<T, GuestError>,
+) -> Result<T, GuestError> {
     for pause in Secret::pauses() {
         match call() {
-            Err(error) if is_secret_change(&error) => thread::sleep(pause),
+            Err(error) if error.is_secret_change() => thread::sleep(pause),
             result => return result,
         }
     }
@@ -34,7 +35,7 @@ mod tests {
         AGENT_AWAY, CALLERS_PROVE, CAPABILITY_EXEC, CONNECTION_CHANNEL, Decoder, Frame, Hello, PORT,
     };
 
-    use crate::guest::{Connection, GuestError};
+    use crate::guest::Connection;
 
     /// The agent's own call, which stands for as long as the stream, and its secret.
     fn announced(callers: &Arc<Callers>) -> (UnixStream, Secret) {
@@ -121,7 +122,7 @@ mod tests {
                 reason: "no rule allows it".to_owned(),
             })
         };
-        assert!(across_secret_change(refused, GuestError::is_secret_change).is_err());
+        assert!(across_secret_change(refused).is_err());
         assert_eq!(calls, 1);
     }
 }
