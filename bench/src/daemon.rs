@@ -99,9 +99,6 @@ impl Daemon {
     }
 
     /// Runs another command of the program against this daemon, and returns whether it succeeded.
-    ///
-    /// # Errors
-    /// When it cannot be run.
     pub fn command(&self, arguments: &[&str]) -> io::Result<bool> {
         let child = Command::new(&self.program)
             .args(arguments)
@@ -223,9 +220,6 @@ impl Daemon {
     }
 
     /// Stops it where it is, or lets it go on.
-    ///
-    /// # Errors
-    /// What the system reports.
     pub fn pause(&self, pauses: bool) -> io::Result<()> {
         let signal = if pauses { Signal::STOP } else { Signal::CONT };
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
@@ -233,9 +227,6 @@ impl Daemon {
     }
 
     /// Kills it, and waits until it is gone.
-    ///
-    /// # Errors
-    /// What the system reports.
     pub fn kill(&mut self) -> io::Result<()> {
         self.is_killed = true;
         self.child.kill()?;

@@ -165,26 +165,17 @@ impl Vmm {
     }
 
     /// Asks for these features.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn set_features(&mut self, features: u64) -> Result<(), FrontendError> {
         ask("SET_FEATURES", self.frontend.set_features(features))
     }
 
     /// Hands over the guest's memory as a whole, in the table of SET_MEM_TABLE.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn set_memory(&mut self, regions: &[RegionSpec]) -> Result<(), FrontendError> {
         let regions: Vec<_> = regions.iter().map(region_info).collect();
         ask("SET_MEM_TABLE", self.frontend.set_mem_table(&regions)).map(|_| ())
     }
 
     /// Hands over one more region.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn add_region(&mut self, region: &RegionSpec) -> Result<(), FrontendError> {
         ask(
             "ADD_MEM_REG",
@@ -194,9 +185,6 @@ impl Vmm {
     }
 
     /// Takes a region back.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn remove_region(&mut self, region: &RegionSpec) -> Result<(), FrontendError> {
         ask(
             "REM_MEM_REG",
@@ -205,9 +193,6 @@ impl Vmm {
     }
 
     /// Starts a ring, from `setup.ring_base` on.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn start_ring(
         &mut self,
         index: usize,
@@ -257,9 +242,6 @@ impl Vmm {
     }
 
     /// Lets a ring run, or holds it.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn enable_ring(&mut self, index: usize, enabled: bool) -> Result<(), FrontendError> {
         ask(
             "SET_VRING_ENABLE",
@@ -268,17 +250,11 @@ impl Vmm {
     }
 
     /// Stops a ring. Returns where the device would go on, as [`QueueSetup::ring_base`] has it.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn stop_ring(&mut self, index: usize) -> Result<u32, FrontendError> {
         ask("GET_VRING_BASE", self.frontend.get_vring_base(index))
     }
 
     /// Resets the device.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn reset_device(&mut self) -> Result<(), FrontendError> {
         ask("RESET_DEVICE", self.frontend.reset_device())
     }

@@ -41,17 +41,11 @@ pub fn read_line(stream: &mut UnixStream) -> io::Result<String> {
 }
 
 /// Listens where a guest's dials arrive.
-///
-/// # Errors
-/// What the system reports.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
 /// Accepts one connection, with a deadline on whatever is done with it.
-///
-/// # Errors
-/// What the system reports.
 pub fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
     let (stream, _) = listener.accept()?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -69,9 +63,6 @@ pub struct Echo {
 
 impl Echo {
     /// Starts one.
-    ///
-    /// # Errors
-    /// When it cannot listen.
     pub fn start(path: &Path) -> io::Result<Echo> {
         let listener = UnixListener::bind(path)?;
         let stop = Arc::new(AtomicBool::new(false));

@@ -83,9 +83,6 @@ pub struct Verdict {
 
 impl Arena {
     /// Starts a daemon of this program.
-    ///
-    /// # Errors
-    /// When it does not start.
     pub fn start(program: &Path) -> io::Result<Arena> {
         let vms = [(MALLORY, 3), ("victim", 4), ("alice", 5), ("bob", 6)];
         let mut arguments = vec!["--allow", "from=*,to=*,port=*"];

@@ -59,9 +59,6 @@ pub struct RunOptions {
 
 impl CircuitCommand {
     /// Does it.
-    ///
-    /// # Errors
-    /// In words.
     pub fn execute(&self) -> Result<(), String> {
         // Each circuit takes one, and what is handed over another for a moment.
         raise_descriptor_limit(4 * OTHERS as u64);

@@ -82,9 +82,6 @@ impl End {
     }
 
     /// Makes a message of `len` bytes and hands it over: in the ring, if there is one and `in_place` says so, and otherwise in `scratch`.
-    ///
-    /// # Errors
-    /// In words.
     pub fn produce(
         &mut self,
         len: usize,
@@ -113,9 +110,6 @@ impl End {
     }
 
     /// Waits for a message of `len` bytes and sums it: in the ring, if there is one.
-    ///
-    /// # Errors
-    /// In words.
     pub fn sum(&mut self, len: usize) -> Words<u64> {
         match self {
             End::Ringdown(ends) => {
@@ -143,9 +137,6 @@ impl End {
     }
 
     /// Sends a message by copy.
-    ///
-    /// # Errors
-    /// In words.
     pub fn send(&mut self, message: &[u8]) -> Words<()> {
         match self {
             End::Ringdown(ends) => {
@@ -166,9 +157,6 @@ impl End {
     }
 
     /// Receives a message by copy.
-    ///
-    /// # Errors
-    /// In words.
     pub fn receive(&mut self, message: &mut [u8]) -> Words<()> {
         match self {
             End::Ringdown(ends) => ends.1.read_exact(message).map_err(words),

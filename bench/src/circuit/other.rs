@@ -75,9 +75,6 @@ fn spec() -> WindowSpec {
 
 impl Other {
     /// Starts it for this subject and case.
-    ///
-    /// # Errors
-    /// In words.
     pub fn start(subject: Subject, case: &Case, conditions: &Conditions) -> Result<Other, String> {
         start(subject, case, conditions).map_err(|error| error.to_string())
     }

@@ -57,18 +57,12 @@ pub struct RawVmm {
 
 impl RawVmm {
     /// Connects.
-    ///
-    /// # Errors
-    /// What the system reports.
     pub fn connect(path: &Path) -> io::Result<RawVmm> {
         let stream = UnixStream::connect(path)?;
         RawVmm::from_stream(stream)
     }
 
     /// Takes over a connection on which something may have been said already.
-    ///
-    /// # Errors
-    /// What the system reports.
     pub fn from_stream(stream: UnixStream) -> io::Result<RawVmm> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -81,17 +75,11 @@ impl RawVmm {
     }
 
     /// Sends a message with a true length.
-    ///
-    /// # Errors
-    /// When the device is gone.
     pub fn send(&self, request: u32, payload: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send_header(request, VERSION, payload.len() as u32, payload, files)
     }
 
     /// Sends a message whose header says anything.
-    ///
-    /// # Errors
-    /// When the device is gone.
     pub fn send_header(
         &self,
         request: u32,
@@ -109,9 +97,6 @@ impl RawVmm {
     }
 
     /// Sends bytes that need be no message at all.
-    ///
-    /// # Errors
-    /// When the device is gone.
     pub fn send_bytes(&self, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let sent = sys::descriptors::send(&self.stream, bytes, files, SendFlags::empty())?;
         match sent == bytes.len() {
@@ -136,9 +121,6 @@ impl RawVmm {
     }
 
     /// Waits until the device has hung up. Whatever it says before is thrown away.
-    ///
-    /// # Errors
-    /// When it has not in time.
     pub fn wait_for_hang_up(&self) -> io::Result<()> {
         let mut bytes = [0; 256];
         loop {

@@ -26,17 +26,11 @@ pub enum AttachError {
 
 impl VirtualGuest {
     /// A guest of today's Linux on the line whose vhost-user socket is at `path`.
-    ///
-    /// # Errors
-    /// When the device cannot be driven.
     pub fn attach(path: &Path) -> Result<VirtualGuest, AttachError> {
         VirtualGuest::attach_with(path, GuestConfig::default())
     }
 
     /// A guest on the line whose vhost-user socket is at `path`. Its driver runs when this returns.
-    ///
-    /// # Errors
-    /// When the device cannot be driven.
     pub fn attach_with(path: &Path, config: GuestConfig) -> Result<VirtualGuest, AttachError> {
         let arena = Arc::new(Arena::new(config.memory_bytes)?);
         let rings = Rings::new(&arena, &config)?;
@@ -153,9 +147,6 @@ impl VirtualGuest {
     }
 
     /// Stops the rings, as QEMU does on `stop`. Returns how far the device has come in each.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn stop_rings(&mut self) -> Result<[u32; 3], AttachError> {
         let mut bases = [0; 3];
         for index in self.ring_indices() {
@@ -165,9 +156,6 @@ impl VirtualGuest {
     }
 
     /// Starts the rings where they were, as QEMU does on `cont`.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn resume_rings(&mut self, bases: [u32; 3]) -> Result<(), AttachError> {
         self.start_rings(bases)?;
         // The device may have looked before the kick descriptor was its; QEMU kicks too.
@@ -178,18 +166,12 @@ impl VirtualGuest {
     }
 
     /// Restarts the driver, as a reboot of the guest does: QEMU stops the rings, and the new driver sets its own up.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn reboot(&mut self) -> Result<(), AttachError> {
         self.stop_rings()?;
         self.restart()
     }
 
     /// Resets the device by RESET_DEVICE, and starts the driver anew.
-    ///
-    /// # Errors
-    /// When the device refuses.
     pub fn reset_device(&mut self) -> Result<(), AttachError> {
         self.vmm().reset_device()?;
         self.restart()
@@ -213,9 +195,6 @@ impl VirtualGuest {
     }
 
     /// A new VMM with a new guest comes to the same line.
-    ///
-    /// # Errors
-    /// When the device cannot be driven.
     pub fn reconnect(&mut self) -> Result<(), AttachError> {
         self.vmm = None;
         self.tampered = false;

@@ -141,9 +141,6 @@ impl VirtualGuest {
     }
 
     /// Waits for a dial.
-    ///
-    /// # Errors
-    /// When none comes in time.
     pub fn accept(&mut self, port: u32) -> Result<Connection, TimedOut> {
         let patience = self.config.patience;
         drive(&mut [self], patience, |guests| guests[0].try_accept(port))

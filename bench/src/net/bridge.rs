@@ -76,9 +76,6 @@ pub fn measure(program: &Path, case: &Case, conditions: &Conditions) -> Result<S
 }
 
 /// Is that other process, inside of the namespace.
-///
-/// # Errors
-/// In words.
 pub fn drive(case: &Case, conditions: &Conditions) -> Result<Span, String> {
     ip("link add lan type bridge")?;
     let mut halves: [Vec<Tap>; 2] = Default::default();

@@ -99,9 +99,6 @@ impl Times {
 
 impl NetCommand {
     /// Does it.
-    ///
-    /// # Errors
-    /// In words.
     pub fn execute(&self) -> Result<(), String> {
         match self {
             NetCommand::Run(options) => run(options),

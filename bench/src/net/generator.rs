@@ -122,9 +122,6 @@ pub fn poll<C: Card>(
 }
 
 /// Runs cards that sleep until they are interrupted.
-///
-/// # Errors
-/// As [`poll`].
 pub fn sleep(
     ports: &mut [Port],
     conditions: &Conditions,

@@ -34,9 +34,6 @@ fn measure_rings(subject: &Subject, case: &Case, conditions: &Conditions) -> Res
 }
 
 /// Drives all ports of a running subject, with what the guests have part in.
-///
-/// # Errors
-/// As [`measure`].
 pub fn drive(
     running: &Running,
     techniques: Techniques,

@@ -14,9 +14,6 @@ use super::measure::{Conditions, Failed, Figures, Span, Threads, watch};
 use super::subject::{Running, Subject};
 
 /// Measures once: `parallel` programs dial, hang up when they are through, and dial again.
-///
-/// # Errors
-/// When it hangs or cannot be done.
 pub fn measure(
     subject: &Subject,
     direction: Direction,

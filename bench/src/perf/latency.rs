@@ -17,9 +17,6 @@ pub fn histogram() -> Histogram<u64> {
 }
 
 /// Measures one case once.
-///
-/// # Errors
-/// When it hangs or cannot be done.
 pub fn measure(
     subject: &Subject,
     direction: Direction,

@@ -83,9 +83,6 @@ impl Drop for Other {
 }
 
 /// The other process's work: connects to `path`, and does its task until the sockets end.
-///
-/// # Errors
-/// When it cannot connect.
 pub fn be_other(path: &Path, task: Task, streams: usize, message_len: usize) -> io::Result<()> {
     let threads: Vec<_> = (0..streams)
         .map(|_| {
@@ -134,9 +131,6 @@ pub struct Limits {
 
 impl Limits {
     /// AF_UNIX streams between two processes, in the direction that the bytes have on the host.
-    ///
-    /// # Errors
-    /// When it cannot be done.
     pub fn throughput(
         &self,
         case: &Throughput,
@@ -169,9 +163,6 @@ impl Limits {
     }
 
     /// Ping-pong over an AF_UNIX stream between two processes.
-    ///
-    /// # Errors
-    /// When it cannot be done.
     pub fn ping_pong(
         &self,
         message_len: usize,
@@ -191,9 +182,6 @@ impl Limits {
     }
 
     /// Connections over AF_UNIX: one process connects and hangs up, another accepts.
-    ///
-    /// # Errors
-    /// When it cannot be done.
     pub fn connect(&self, parallel: usize, conditions: &Conditions) -> Result<Figures, Failed> {
         let words = |error: io::Error| Failed::Error(error.to_string());
         let control = Arc::new(Control::new(0, conditions.patience));
@@ -271,9 +259,6 @@ pub fn memcpy(len: usize, window: Duration) -> Figures {
 }
 
 /// Round trips between two threads that wake each other through event counters.
-///
-/// # Errors
-/// What the system reports.
 pub fn eventfd_round_trip(
     cpus: (usize, usize),
     conditions: &Conditions,

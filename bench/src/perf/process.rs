@@ -35,9 +35,6 @@ pub struct Process {
 
 impl Process {
     /// Starts a command on these processors, its output in a log in the directory; then this thread goes back to the first of `own`.
-    ///
-    /// # Errors
-    /// What the system reports.
     pub fn start(
         mut command: Command,
         directory: TempDir,

@@ -19,9 +19,6 @@ pub struct Placement {
 
 impl Placement {
     /// The first two processors that this process may use; the same one twice if it may use one only.
-    ///
-    /// # Errors
-    /// What the system reports.
     pub fn find() -> rustix::io::Result<Placement> {
         let allowed = sched_getaffinity(None)?;
         let mut usable = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
@@ -39,17 +36,11 @@ impl Placement {
 }
 
 /// Lets the calling thread, and what it starts from now on, run on this processor only.
-///
-/// # Errors
-/// What the system reports.
 pub fn pin(cpu: usize) -> rustix::io::Result<()> {
     pin_to(&[cpu])
 }
 
 /// The same with several.
-///
-/// # Errors
-/// What the system reports.
 pub fn pin_to(cpus: &[usize]) -> rustix::io::Result<()> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -59,9 +50,6 @@ pub fn pin_to(cpus: &[usize]) -> rustix::io::Result<()> {
 }
 
 /// Gives this process, and what it starts from now on, a priority of -20 to 19.
-///
-/// # Errors
-/// What the system reports.
 pub fn set_priority(nice: i32) -> rustix::io::Result<()> {
     rustix::process::setpriority_process(None, nice)?;
     // Where the kernel shares processors among sessions first, priorities are the sessions'. Not every kernel does.

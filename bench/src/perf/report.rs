@@ -228,9 +228,6 @@ pub fn html(run: &Run) -> String {
 }
 
 /// Writes `report.md`, `report.html` and the plots beside each other.
-///
-/// # Errors
-/// What the system reports.
 pub fn write(run: &Run, directory: &Path) -> io::Result<()> {
     fs::write(directory.join("report.md"), markdown(run))?;
     fs::write(directory.join("report.html"), html(run))?;

@@ -37,9 +37,6 @@ fn words(error: impl std::fmt::Display) -> Failed {
 }
 
 /// One stream of each of `vms` guests to the host, messages of 64 KiB.
-///
-/// # Errors
-/// When it hangs or cannot be done.
 pub fn vms(subject: &Subject, vms: usize, conditions: &Conditions) -> Result<Figures, Failed> {
     let mut running = subject.start(vms, conditions.placement)?;
     let control = Arc::new(Control::new(vms, conditions.patience));
@@ -94,9 +91,6 @@ fn endpoint(
 }
 
 /// Many circuits of one guest to the host, all of them busy, messages of 64 KiB.
-///
-/// # Errors
-/// When it hangs or cannot be done.
 pub fn circuits(
     subject: &Subject,
     count: usize,
@@ -202,9 +196,6 @@ fn read_many(
 }
 
 /// Memory and descriptors that the subject has for a circuit on which nothing happens.
-///
-/// # Errors
-/// When it cannot be done.
 pub fn idle_circuits(
     subject: &Subject,
     direction: Direction,
@@ -331,9 +322,6 @@ impl Accepted {
 }
 
 /// What the subject uses while `vms` guests are there and none of them does anything.
-///
-/// # Errors
-/// When it cannot be done.
 pub fn quiet_vms(
     subject: &Subject,
     vms: usize,
@@ -371,9 +359,6 @@ pub fn quiet_vms(
 ///
 /// The noisy guest and its program give way to the quiet ones on the generator's processor, so that what is seen is the subject's
 /// doing, as far as one processor allows.
-///
-/// # Errors
-/// When it hangs or cannot be done.
 pub fn noisy(subject: &Subject, conditions: &Conditions) -> Result<Figures, Failed> {
     let alone = quiet_beside(subject, false, conditions)?;
     let beside = quiet_beside(subject, true, conditions)?;

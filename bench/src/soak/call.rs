@@ -97,9 +97,6 @@ impl Exchange {
     }
 
     /// Compares what has come back.
-    ///
-    /// # Errors
-    /// What is wrong with it.
     pub fn hear(&mut self, pattern: &Pattern, bytes: &[u8]) -> Result<(), String> {
         for piece in bytes.chunks(PIECE_LEN as usize) {
             if self.received + piece.len() as u64 > self.sent {

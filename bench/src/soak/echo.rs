@@ -30,9 +30,6 @@ enum Place {
 
 impl Server {
     /// At a free port of 127.0.0.1.
-    ///
-    /// # Errors
-    /// When it cannot listen.
     pub fn tcp() -> io::Result<Server> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let place = Place::Tcp(listener.local_addr()?);
@@ -42,9 +39,6 @@ impl Server {
     }
 
     /// At a UNIX socket.
-    ///
-    /// # Errors
-    /// When it cannot listen.
     pub fn unix(path: PathBuf) -> io::Result<Server> {
         let listener = UnixListener::bind(&path)?;
         Ok(Server::start(Place::Unix(path), move || {

@@ -45,9 +45,6 @@ pub struct Plan {
 }
 
 /// Plays both guests until the end of the soak, and says when they are there. Returns what the device did and never should.
-///
-/// # Errors
-/// When a guest cannot be attached.
 pub fn play(plan: &Plan, tally: &Tally, ready: &Sender<()>) -> Result<Vec<String>, String> {
     let attach = |index: usize| {
         VirtualGuest::attach(&plan.sockets[index]).map_err(|error| format!("a guest: {error}"))

@@ -49,9 +49,6 @@ pub fn port_of(path: Path) -> u32 {
 
 impl Scene {
     /// Starts the servers and then the daemon.
-    ///
-    /// # Errors
-    /// When one of them does not start.
     pub fn start(program: &FilePath, paths: &[Path]) -> io::Result<Scene> {
         let directory = tempfile::tempdir()?;
         let tcp = Server::tcp()?;

@@ -26,9 +26,6 @@ pub struct Sample {
 
 impl Sample {
     /// Looks at a daemon that has these VMs.
-    ///
-    /// # Errors
-    /// When it does not answer.
     pub fn of(daemon: &Daemon, vms: &[&str]) -> io::Result<Sample> {
         // First, because asking takes descriptors of its own.
         let descriptors = daemon.descriptor_count();

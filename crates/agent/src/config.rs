@@ -94,9 +94,6 @@ impl Default for Config {
 
 impl Config {
     /// The configuration in this file; if none is named, in [`DEFAULT_PATH`] if it is there.
-    ///
-    /// # Errors
-    /// [`ConfigError`].
     pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
         let file = path.unwrap_or(Path::new(DEFAULT_PATH));
         let text = match crate::guest::read_limited(file, MAX_LEN + 1) {

@@ -33,9 +33,6 @@ pub enum AskError {
 }
 
 /// Reads what was asked on the command line: `resolve NAME`, `service NAME` or `whoami`. There is no request if `verb` is another word.
-///
-/// # Errors
-/// What was expected, in words.
 pub fn parse(verb: &str, name: Option<&str>) -> Option<Result<Request, String>> {
     let verb = match verb {
         "resolve" | "service" | "whoami" => verb.to_ascii_uppercase(),
@@ -58,9 +55,6 @@ pub fn parse(verb: &str, name: Option<&str>) -> Option<Result<Request, String>> 
 }
 
 /// Asks the host. The answer is one line of words: see [`wire::directory`].
-///
-/// # Errors
-/// [`AskError`].
 pub fn ask_host(request: &Request) -> Result<String, AskError> {
     let dial = || -> io::Result<OwnedFd> {
         let socket = dial_host_port(PORT)?;
@@ -79,9 +73,6 @@ pub fn ask_host(request: &Request) -> Result<String, AskError> {
 }
 
 /// Asks over a connection to the directory.
-///
-/// # Errors
-/// [`AskError`].
 pub fn ask(mut directory: impl Read + Write, request: &Request) -> Result<String, AskError> {
     directory
         .write_all(request.to_string().as_bytes())

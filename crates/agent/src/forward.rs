@@ -43,9 +43,6 @@ pub struct Forward {
 
 impl Forward {
     /// Reads `--listen ADDRESS:PORT --to-host PORT`, in any order.
-    ///
-    /// # Errors
-    /// What was expected, in words.
     pub fn parse(
         arguments: impl IntoIterator<Item = std::ffi::OsString>,
     ) -> Result<Forward, String> {

@@ -134,9 +134,6 @@ impl Freezer {
     }
 
     /// Thaw what was frozen here: the mount points.
-    ///
-    /// # Errors
-    /// In words.
     pub fn thaw(&self) -> Result<Vec<Mount>, String> {
         let place = Place::at(&self.place);
         let deadline = Instant::now() + CHANGE_TIMEOUT;

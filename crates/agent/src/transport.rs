@@ -43,9 +43,6 @@ pub enum Endpoint {
 
 impl Endpoint {
     /// An endpoint as it is written on the command line: `vsock`, `serial`, `serial:NAME`, `serial-socket:PATH` or `unix:PATH`.
-    ///
-    /// # Errors
-    /// What was expected, in words.
     pub fn parse(text: &OsStr) -> Result<Endpoint, String> {
         let bytes = text.as_bytes();
         let path_behind = |word: &[u8]| {
@@ -106,9 +103,6 @@ impl Listener {
     }
 
     /// Listen at a UNIX socket for root and the agent's user. One whose owner is gone is replaced.
-    ///
-    /// # Errors
-    /// The system's reason.
     pub fn unix(path: &Path) -> io::Result<Listener> {
         let socket = listen_at_path(path)?;
         Ok(Listener {
@@ -290,9 +284,6 @@ pub(crate) fn listen_for_guest(port: u32) -> io::Result<(OwnedFd, u32)> {
 }
 
 /// The next connection of that guest; nothing if there is none yet, or if it was another guest's, which is closed.
-///
-/// # Errors
-/// The system's reason.
 pub(crate) fn accept_guest(listener: &OwnedFd, cid: u32) -> io::Result<Option<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connection = match rustix::net::accept_with(listener, flags) {

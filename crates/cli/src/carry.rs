@@ -118,9 +118,6 @@ impl RunError {
 }
 
 /// Runs the command, and returns its exit code, or 128 and the signal that ended it. The process is expected to exit then.
-///
-/// # Errors
-/// [`RunError`].
 pub fn run(command: Command, settings: Settings) -> Result<u8, RunError> {
     let local = |what| move |source| RunError::Local { what, source };
     // Where a process may look into its descendants only, they have to stay that when their parents end.

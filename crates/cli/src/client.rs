@@ -107,18 +107,12 @@ impl Client {
     }
 
     /// Adds a VM.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn add(&self, new: &NewVm) -> Result<VmStatus, ClientError> {
         let body = serde_json::to_vec(new).map_err(io::Error::from)?;
         self.ask(Method::POST, "/v1/vms", body, ANSWER_TIMEOUT)
     }
 
     /// The VMs.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn list(&self) -> Result<VmList, ClientError> {
         self.ask(Method::GET, "/v1/vms", Vec::new(), ANSWER_TIMEOUT)
     }
@@ -143,18 +137,12 @@ impl Client {
     }
 
     /// Figures in the form that Prometheus reads.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn metrics(&self) -> Result<String, ClientError> {
         let answer = self.exchange(Method::GET, "/v1/metrics", Vec::new(), METRICS_TIMEOUT)?;
         String::from_utf8(answer.into()).map_err(|error| self.broken(error))
     }
 
     /// The networks.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn networks(&self) -> Result<NetworkList, ClientError> {
         self.ask(Method::GET, "/v1/networks", Vec::new(), ANSWER_TIMEOUT)
     }
@@ -268,9 +256,6 @@ impl Client {
     }
 
     /// Waits for a while. Returns whether the person has ended it.
-    ///
-    /// # Errors
-    /// [`ClientError::System`].
     pub fn pause(&self, time: Duration) -> Result<bool, ClientError> {
         one_thread()?.block_on(async {
             let mut interrupt = signal(SignalKind::interrupt())?;
@@ -282,9 +267,6 @@ impl Client {
     }
 
     /// Hands over a stream of events as it comes, until `take` has enough, the person ends it, or the daemon does.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn events(
         &self,
         target: &str,
@@ -294,9 +276,6 @@ impl Client {
     }
 
     /// Why a call fails, or would.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn why(&self, from: &str, to: &str, port: Option<u32>) -> Result<Why, ClientError> {
         let target = format!("/v1/why?{}", call_query(from, to, port));
         self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)
@@ -318,9 +297,6 @@ impl Client {
     }
 
     /// Ends a circuit.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn end_circuit(&self, id: &str) -> Result<(), ClientError> {
         let id = utf8_percent_encode(id, NON_ALPHANUMERIC);
         let target = format!("/v1/circuits/{id}");
@@ -329,9 +305,6 @@ impl Client {
     }
 
     /// Windows of zero-copy circuits.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn windows(&self) -> Result<WindowsInfo, ClientError> {
         self.ask(Method::GET, "/v1/windows", Vec::new(), ANSWER_TIMEOUT)
     }
@@ -355,9 +328,6 @@ impl Client {
     }
 
     /// What becomes of a call.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn test_policy(
         &self,
         from: &str,
@@ -369,27 +339,18 @@ impl Client {
     }
 
     /// The rules in force, as many as are listed.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn rules(&self) -> Result<PolicyRules, ClientError> {
         let target = "/v1/policy/rules";
         self.ask(Method::GET, target, Vec::new(), ANSWER_TIMEOUT)
     }
 
     /// What can hardly be meant of what is in force.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn check_policy(&self) -> Result<PolicyReport, ClientError> {
         let target = "/v1/policy/check";
         self.ask(Method::GET, target, Vec::new(), RELOAD_TIMEOUT)
     }
 
     /// Has the daemon open the audit's file anew.
-    ///
-    /// # Errors
-    /// [`ClientError`].
     pub fn rotate_audit(&self) -> Result<(), ClientError> {
         let target = "/v1/audit/rotate";
         self.exchange(Method::POST, target, Vec::new(), ANSWER_TIMEOUT)?;

@@ -33,9 +33,6 @@ pub fn document(content: impl Serialize) -> serde_json::Result<String> {
 }
 
 /// A document of one line.
-///
-/// # Errors
-/// As [`document`].
 pub fn line(content: impl Serialize) -> serde_json::Result<String> {
     let document = Document {
         version: VERSION,

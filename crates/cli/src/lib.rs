@@ -4,25 +4,25 @@
 //! Exit codes: 0 for success, 2 when the command line is wrong, 1 when what they asked for failed, 141 when the reader of the output has gone. `exec` ends with the
 //! code of the guest's command, and `run` with that of its own.
 
-pub mod agent_install;
+mod agent_install;
 mod arguments;
-pub mod bench;
-pub mod carry;
+mod bench;
+mod carry;
 mod check;
 mod client;
 mod cloud_hypervisor;
 mod commands;
 mod completion;
-pub mod copy;
+mod copy;
 #[cfg(test)]
 mod documents;
-pub mod exec;
+mod exec;
 mod failure;
 mod firecracker;
-pub mod forward;
-pub mod guest;
+mod forward;
+mod guest;
 mod install_log;
-pub mod jobs;
+mod jobs;
 mod json;
 mod libvirt;
 mod mistake;
@@ -33,7 +33,7 @@ mod size;
 pub mod top;
 mod unix;
 mod vmm;
-pub mod web;
+mod web;
 mod windows;
 
 use std::ffi::OsString;

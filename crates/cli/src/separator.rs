@@ -9,9 +9,6 @@ use crate::failure::Failure;
 use crate::quote::quote;
 
 /// Refuses what can be read in two ways, and shows the line that can be read in one.
-///
-/// # Errors
-/// [`Failure::usage`].
 pub fn check(words: &[OsString], parsed: &arguments::Command) -> Result<(), Failure> {
     let (name, command) = match parsed {
         arguments::Command::Exec(options) => ("exec", &options.command),

@@ -51,9 +51,6 @@ pub(crate) fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream>
 }
 
 /// The same without holding up the thread.
-///
-/// # Errors
-/// As [`connect`].
 pub(crate) async fn connect_later(
     path: &Path,
     patience: Duration,

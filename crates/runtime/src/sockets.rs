@@ -30,9 +30,6 @@ pub fn kernel_type(socket_type: SocketType) -> rustix::net::SocketType {
 }
 
 /// Has the runtime watch a descriptor.
-///
-/// # Errors
-/// When it has no room.
 // In tokio's latest versions the function is deprecated for one whose caller promises that the descriptor is not closed meanwhile. An
 // `OwnedFd` cannot break that promise; and making it takes a word that this crate forbids itself.
 #[allow(deprecated)]

@@ -65,9 +65,6 @@ pub fn send(
 
 /// Receives bytes, and at most `most` descriptors that came with them, behind those that are in the list. They are closed on exec.
 ///
-/// # Errors
-/// What the system says.
-///
 /// # Panics
 /// For more than [`MAX_DESCRIPTORS`].
 pub fn receive(

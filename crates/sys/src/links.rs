@@ -104,9 +104,6 @@ impl Entry {
     }
 
     /// What has the name now, also if it is a link.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn stat(&self) -> io::Result<Stat> {
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         Ok(statat(&self.directory.file, &self.name, flags)?)
@@ -138,9 +135,6 @@ impl Entry {
     }
 
     /// Gives what has the name another one in the same directory.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn rename(&self, name: &OsStr) -> io::Result<()> {
         let directory = &self.directory.file;
         Ok(renameat(directory, &self.name, directory, name)?)

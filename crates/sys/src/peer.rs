@@ -38,17 +38,11 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<Peer> {
 
 /// The process at the other end of a connected UNIX socket; 0 if it cannot be seen from here, or there is none. Of a listener that was connected to, it is the one that
 /// called listen(2) last, by whatever path it was found.
-///
-/// # Errors
-/// What the system says.
 pub fn process(socket: BorrowedFd<'_>) -> io::Result<i32> {
     Ok(credentials(socket)?.pid)
 }
 
 /// The user that the program at the other end of a connected UNIX socket runs as.
-///
-/// # Errors
-/// What the system says.
 pub fn user(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(credentials(socket)?.uid)
 }

@@ -226,9 +226,6 @@ pub struct Listener {
 
 impl Listener {
     /// The next call; waits for it. None if its thread was gone before it could be taken.
-    ///
-    /// # Errors
-    /// What the system reports.
     pub fn receive(&self) -> io::Result<Option<PendingCall>> {
         // SAFETY: it has integers only, for which zero is a value.
         let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
@@ -283,9 +280,6 @@ impl Listener {
     }
 
     /// Has the kernel do what the call asks for, as without supervision.
-    ///
-    /// # Errors
-    /// As [`Listener::answer`].
     pub fn let_through(&self, call: &PendingCall) -> io::Result<()> {
         self.respond(libc::seccomp_notif_resp {
             id: call.id,

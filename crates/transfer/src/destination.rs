@@ -107,9 +107,6 @@ impl Destination {
     }
 
     /// Whether there is room for all that was announced.
-    ///
-    /// # Errors
-    /// Why not, for people.
     pub(crate) fn check_room(&self, totals: &Totals, max_size: Option<u64>) -> Result<(), String> {
         let limit = self.size_limit(max_size);
         if totals.apparent_bytes > limit && max_size.is_some() {

@@ -45,9 +45,6 @@ impl Host {
     ///
     /// Names whose last label is a number are refused: resolvers read `127.1` and `0x7f000001` as addresses, and then a rule
     /// about names would decide about an address.
-    ///
-    /// # Errors
-    /// [`DestinationError::Host`].
     pub fn parse(text: &str) -> Result<Host, DestinationError> {
         let bracketed = text
             .strip_prefix('[')
@@ -75,9 +72,6 @@ impl From<IpAddr> for Host {
 
 impl Destination {
     /// A destination of a host and a port that is not 0.
-    ///
-    /// # Errors
-    /// [`DestinationError::Port`].
     pub fn new(host: Host, port: u16) -> Result<Destination, DestinationError> {
         match port {
             0 => Err(DestinationError::Port),
@@ -86,9 +80,6 @@ impl Destination {
     }
 
     /// Reads `host:port`. An IPv6 address must have brackets.
-    ///
-    /// # Errors
-    /// [`DestinationError`].
     pub fn parse(text: &str) -> Result<Destination, DestinationError> {
         let (host, port) = text.rsplit_once(':').ok_or(DestinationError::Port)?;
         if host.contains(':') && !host.starts_with('[') {

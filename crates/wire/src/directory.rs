@@ -92,9 +92,6 @@ pub enum RequestError {
 
 impl Request {
     /// Reads a line without its end.
-    ///
-    /// # Errors
-    /// [`RequestError`].
     pub fn parse(line: &[u8]) -> Result<Request, RequestError> {
         let line = std::str::from_utf8(line).map_err(|_| RequestError::Words)?;
         let (verb, name) = match line.split_once(' ') {

@@ -119,9 +119,6 @@ impl Devices {
     }
 
     /// Opens a window for a program.
-    ///
-    /// # Errors
-    /// The system's reason.
     pub(super) fn open(&self, name: &str) -> io::Result<OwnedFd> {
         eventually(|| {
             let node = self.nodes.join(self.child(name)?);
@@ -131,9 +128,6 @@ impl Devices {
     }
 
     /// What becomes readable when there may be a new device.
-    ///
-    /// # Errors
-    /// The system's reason.
     pub(super) fn watch(&self) -> io::Result<OwnedFd> {
         let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         inotify::add_watch(&watch, &self.nodes, WatchFlags::CREATE)?;

@@ -139,9 +139,6 @@ impl Stream {
 
 /// Measure. With `show`, a line goes to standard output each second. `denials` says how many calls of the VM the policy has denied so
 /// far, if that is known.
-///
-/// # Errors
-/// Why there is no result.
 pub fn measure(
     parties: &Parties,
     plan: &Plan,

@@ -10,9 +10,6 @@ use crate::vmm::Accelerator;
 use crate::{check, cloud_hypervisor, firecracker, libvirt, qemu};
 
 /// Prints the arguments.
-///
-/// # Errors
-/// [`Failure`].
 pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
     let status = client.show(&options.name)?;
     let is_empty = qemu::serial_ports(&status).is_empty() && status.nets.is_empty();

@@ -31,9 +31,6 @@ pub fn lines(client: &Client, options: &CaptureArguments) -> Result<(), Failure>
 }
 
 /// Captures the frames of a network in the same way.
-///
-/// # Errors
-/// As [`lines`].
 pub fn network(client: &Client, options: &NetCapture) -> Result<(), Failure> {
     let mut taker = Taker::open(&options.output)?;
     let end = client.capture_network(

@@ -8,9 +8,6 @@ use crate::check::{Finding, Severity, everything};
 use crate::failure::{FAILURE, Failure};
 
 /// Looks at everything, and returns the exit code.
-///
-/// # Errors
-/// [`Failure`] when it cannot be printed.
 pub fn run(runtime_dir: Option<&Path>, options: &Check) -> Result<u8, Failure> {
     let findings = everything(options.config.as_deref(), runtime_dir);
     match options.json {

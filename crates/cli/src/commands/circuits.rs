@@ -15,9 +15,6 @@ use crate::failure::Failure;
 const NO_RULE: &str = "-";
 
 /// Lists circuits.
-///
-/// # Errors
-/// [`Failure`].
 pub fn list(client: &Client, options: &CircuitList) -> Result<(), Failure> {
     let mut list = client.circuits(options.vm.as_deref(), options.port)?;
     list.circuits.retain(|circuit| is_wanted(circuit, options));
@@ -74,9 +71,6 @@ fn is_wanted(circuit: &CircuitInfo, options: &CircuitList) -> bool {
 }
 
 /// Does something about one circuit.
-///
-/// # Errors
-/// [`Failure`].
 pub fn circuit(client: &Client, command: &CircuitCommand) -> Result<(), Failure> {
     match command {
         CircuitCommand::End(options) => Ok(client.end_circuit(&options.id)?),
@@ -84,9 +78,6 @@ pub fn circuit(client: &Client, command: &CircuitCommand) -> Result<(), Failure>
 }
 
 /// Lists windows.
-///
-/// # Errors
-/// [`Failure`].
 pub fn windows(client: &Client, options: &WindowList) -> Result<(), Failure> {
     let list = client.windows()?;
     if options.json {

@@ -12,9 +12,6 @@ use crate::guest::printable;
 use crate::jobs::clipboard;
 
 /// Writes the clipboard to standard output, or sets it to what standard input has.
-///
-/// # Errors
-/// [`Failure`].
 pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
     match command {
         ClipboardCommand::Get(vm) => {
@@ -49,9 +46,6 @@ pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
 }
 
 /// Locks the screen.
-///
-/// # Errors
-/// [`Failure`].
 pub fn lock(client: &Client, options: &Lock) -> Result<(), Failure> {
     let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
     Ok(clipboard::lock(&vm.host)?)

@@ -22,9 +22,6 @@ const INTERRUPTED: u8 = 130;
 const KEEP_LONGER_S: u64 = 60;
 
 /// Copies, and returns the exit code.
-///
-/// # Errors
-/// [`Failure`] when the command line is wrong, or the transfer did not come to its end.
 pub fn copy(client: &Client, options: CopyArguments) -> Result<u8, Failure> {
     let mut places: Vec<Place> = options.places.into_iter().map(Place::parse).collect();
     let Some(destination) = places.pop() else {
@@ -44,9 +41,6 @@ pub fn copy(client: &Client, options: CopyArguments) -> Result<u8, Failure> {
 }
 
 /// Makes one directory equal to another, and returns the exit code.
-///
-/// # Errors
-/// [`Failure`] when the command line is wrong, or the transfer did not come to its end.
 pub fn sync(client: &Client, options: SyncArguments) -> Result<u8, Failure> {
     let mut how = wire_options(&options.common);
     how.recursive = true;

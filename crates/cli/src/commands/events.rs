@@ -24,9 +24,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 const DENIED: u8 = 3;
 
 /// Shows events.
-///
-/// # Errors
-/// [`Failure`].
 pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> {
     let mut after = options.after;
     let (mut has_begun, mut is_empty) = (false, true);
@@ -87,9 +84,6 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
 }
 
 /// Says why a call fails, or would.
-///
-/// # Errors
-/// [`Failure`] when there is no answer.
 pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
     let port = port_or_own(&options.from, options.port.as_deref())?;
     let why = client.why(&options.from, &options.to, port)?;

@@ -24,9 +24,6 @@ pub fn freeze(client: &Client, options: &Freeze) -> Result<(), Failure> {
 }
 
 /// Thaws, and prints what was thawed.
-///
-/// # Errors
-/// [`Failure`].
 pub fn thaw(client: &Client, options: &Thaw) -> Result<(), Failure> {
     let vm = client.show(&options.name)?;
     let thawed = freeze::thaw(&vm.host)?;

@@ -12,9 +12,6 @@ use crate::install_log::{Harmless, LogFile};
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Writes the log to standard output.
-///
-/// # Errors
-/// [`Failure`].
 pub fn run(client: &Client, options: &InstallLogArguments) -> Result<(), Failure> {
     let vm = client.show(&options.name)?;
     let installs = |to: &str| to == "install-log";

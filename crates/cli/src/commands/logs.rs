@@ -13,9 +13,6 @@ use crate::jobs::logs::{LogError, LogOptions, Style, write};
 const DEFAULT_LINES: u32 = 10;
 
 /// Writes the log to standard output.
-///
-/// # Errors
-/// [`Failure`].
 pub fn run(client: &Client, options: LogsArguments) -> Result<(), Failure> {
     if let Some(relative) = options.files.iter().find(|path| !path.is_absolute()) {
         let message = format!(

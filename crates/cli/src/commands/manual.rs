@@ -29,9 +29,6 @@ const AGENT_GROUP: &str = "ringdown-agent";
 const CONFIGURATION: &str = include_str!("../../../../docs/ringdown.toml");
 
 /// Writes the pages, and the completions, into directories that it makes.
-///
-/// # Errors
-/// [`Failure`] when they cannot be written.
 pub fn run(options: &Manual) -> Result<(), Failure> {
     write_pages(&options.directory).map_err(|error| unwritable(&options.directory, &error))?;
     write_completions(&options.directory.join("completions"))
@@ -39,9 +36,6 @@ pub fn run(options: &Manual) -> Result<(), Failure> {
 }
 
 /// Prints the completions of one shell.
-///
-/// # Errors
-/// [`Failure`] when they cannot be printed.
 pub fn completions(options: &Completions) -> Result<(), Failure> {
     if let Some(script) = completion::script(options.shell) {
         return super::print(script);

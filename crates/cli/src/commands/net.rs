@@ -13,9 +13,6 @@ use crate::client::Client;
 use crate::failure::Failure;
 
 /// Does what the command asks for.
-///
-/// # Errors
-/// [`Failure`].
 pub fn run(client: &Client, command: &NetCommand) -> Result<(), Failure> {
     match command {
         NetCommand::Ls(options) => list(client, options),

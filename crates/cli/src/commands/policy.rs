@@ -19,9 +19,6 @@ use crate::failure::{FAILURE, Failure};
 const DENIED: u8 = 3;
 
 /// `ringdown policy test`.
-///
-/// # Errors
-/// [`Failure`] when there is no answer.
 pub fn test(client: &Client, options: &PolicyTest) -> Result<u8, Failure> {
     let port = port_or_own(&options.from, options.port.as_deref())?;
     let answer = match &options.config {
@@ -59,9 +56,6 @@ pub fn check(client: &Client, options: &PolicyCheck) -> Result<u8, Failure> {
 }
 
 /// The port that is called; none where none is given, which is that of a service.
-///
-/// # Errors
-/// As [`asked_port`].
 pub(super) fn port_or_own(from: &str, port: Option<&str>) -> Result<Option<u32>, InputError> {
     port.map(|port| asked_port(from, port)).transpose()
 }

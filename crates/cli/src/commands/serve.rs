@@ -20,9 +20,6 @@ use crate::failure::Failure;
 use crate::quote::quote;
 
 /// Runs until a signal ends it.
-///
-/// # Errors
-/// [`Failure`] when it cannot start.
 pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> {
     start_log(options.log.as_deref())?;
     let directory = std::env::current_dir()

@@ -22,9 +22,6 @@ struct Line<'a> {
 }
 
 /// Prints figures as often as was asked for.
-///
-/// # Errors
-/// [`Failure`].
 pub fn run(client: &Client, options: &StatsArguments) -> Result<(), Failure> {
     let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
     let name = vm.full_name();

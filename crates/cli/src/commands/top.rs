@@ -10,9 +10,6 @@ use crate::failure::Failure;
 use crate::top::{self, App, MIN_HEIGHT, MIN_WIDTH, PLAIN_SIZE, Settings, Theme};
 
 /// Shows what passes.
-///
-/// # Errors
-/// [`Failure`].
 pub fn run(client: Client, options: TopArguments) -> Result<(), Failure> {
     if let Some(vm) = &options.vm {
         parse_full_name("a VM", vm)?;

@@ -14,9 +14,6 @@ use crate::client::Client;
 use crate::failure::Failure;
 
 /// `ringdown vm add`.
-///
-/// # Errors
-/// [`Failure`].
 pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
     let (domain, name) = parse_full_name("a VM", &options.name)?;
     let domain = match (options.domain, options.name.contains('/')) {
@@ -76,9 +73,6 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
 }
 
 /// `ringdown vm ls`.
-///
-/// # Errors
-/// [`Failure`].
 pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
     let list = client.list()?;
     if options.json {
@@ -93,9 +87,6 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
 }
 
 /// Removes a VM.
-///
-/// # Errors
-/// [`Failure`].
 pub fn remove(client: &Client, options: &VmRemove) -> Result<(), Failure> {
     let vm = options
         .json

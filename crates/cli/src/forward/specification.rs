@@ -27,9 +27,6 @@ const EXPECTED: &str = "expected [ADDRESS:]PORT:HOST:PORT, with an IPv6 address 
 
 impl Forward {
     /// Reads what stands behind `-L` or `-R`.
-    ///
-    /// # Errors
-    /// What was expected, in words.
     pub fn parse(direction: Direction, text: &str) -> Result<Forward, String> {
         let wrong = || format!("{text:?}: {EXPECTED}");
         let mut words = split_places(text).ok_or_else(wrong)?;
@@ -46,9 +43,6 @@ impl Forward {
     }
 
     /// Reads `PORT` or `PORT:PORT`: a port of this host that leads to one of the guest.
-    ///
-    /// # Errors
-    /// What was expected, in words.
     pub fn parse_ports(text: &str) -> Result<Forward, String> {
         let (here, there) = text.split_once(':').unwrap_or((text, text));
         let port = |text: &str| text.parse().ok().filter(|port: &u16| *port > 0);

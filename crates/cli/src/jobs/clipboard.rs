@@ -9,9 +9,6 @@ use super::{Job, unexpected};
 use crate::guest::GuestError;
 
 /// The text in the clipboard, [`MAX_CLIPBOARD_LEN`] at most.
-///
-/// # Errors
-/// [`GuestError`].
 pub fn get(host_socket: &Path) -> Result<Vec<u8>, GuestError> {
     let mut job = Job::ask(host_socket, Ask::ClipboardGet)?;
     let len = match job.answer()? {
@@ -57,9 +54,6 @@ pub fn set(host_socket: &Path, text: &[u8]) -> Result<(), GuestError> {
 }
 
 /// Lock the screen.
-///
-/// # Errors
-/// [`GuestError`].
 pub fn lock(host_socket: &Path) -> Result<(), GuestError> {
     match Job::ask(host_socket, Ask::Lock)?.answer()? {
         Answer::Done => Ok(()),

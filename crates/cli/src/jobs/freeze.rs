@@ -12,18 +12,12 @@ use crate::guest::{GuestError, printable};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Freeze for that long at most, or thaw: the mount points, made harmless.
-///
-/// # Errors
-/// [`GuestError`].
 pub fn freeze(host_socket: &Path, timeout: Duration) -> Result<Vec<String>, GuestError> {
     let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
     file_systems(host_socket, Ask::Freeze { timeout_ms })
 }
 
 /// Thaw: the mount points.
-///
-/// # Errors
-/// [`GuestError`].
 pub fn thaw(host_socket: &Path) -> Result<Vec<String>, GuestError> {
     file_systems(host_socket, Ask::Thaw)
 }

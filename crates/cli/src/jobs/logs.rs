@@ -63,9 +63,6 @@ pub enum LogError {
 }
 
 /// Write a log to `out`, and to `notes` what is not of the log.
-///
-/// # Errors
-/// [`LogError`].
 pub fn write(
     host_socket: &Path,
     options: &LogOptions,

@@ -42,9 +42,6 @@ pub fn ask(
 
 impl Underway {
     /// Wait for so long, and hear how the guest does it, or why it does not.
-    ///
-    /// # Errors
-    /// What the agent says about it.
     pub fn listen(&mut self, time: Duration) -> Result<(), GuestError> {
         let Some(job) = &mut self.job else {
             std::thread::sleep(time);

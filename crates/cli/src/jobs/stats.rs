@@ -11,9 +11,6 @@ use crate::guest::{ANSWER_TIMEOUT, GuestError, printable};
 use crate::size::show_bytes as bytes;
 
 /// Give `each` so many pairs of figures, each with those before it; 0 goes on without end, and waits for a guest that is paused. It says whether to go on.
-///
-/// # Errors
-/// [`GuestError`].
 pub fn watch(
     host_socket: &Path,
     interval: Duration,

@@ -23,9 +23,6 @@ pub struct Offset {
 }
 
 /// Measure, and set the clock by this host's if that is wanted: what it was, and what it is then.
-///
-/// # Errors
-/// [`GuestError`].
 pub fn measure(host_socket: &Path, set: bool) -> Result<(Offset, Option<Offset>), GuestError> {
     let begun = Instant::now();
     let mut job = Job::ask(host_socket, Ask::Time { step_ns: None })?;

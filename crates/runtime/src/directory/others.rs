@@ -63,9 +63,6 @@ pub fn open_to(runtime_dir: &Path, socket: &Path, group: Option<u32>) -> Result<
 }
 
 /// Undoes what [`open_to`] has done to the directory, if it has: nobody else is to use the control socket any more.
-///
-/// # Errors
-/// What the system says.
 pub fn close_to_others(runtime_dir: &Path) -> Result<(), RuntimeError> {
     let note = note(runtime_dir);
     if !note.exists() {
@@ -81,9 +78,6 @@ pub fn close_to_others(runtime_dir: &Path) -> Result<(), RuntimeError> {
 
 /// What keeps groups of `[control]` from a control socket that the service manager has made, each with its remedy. How it is made is said there,
 /// so nothing is changed here.
-///
-/// # Errors
-/// What the system says.
 pub fn who_is_shut_out(
     runtime_dir: &Path,
     groups: ControlGroups,

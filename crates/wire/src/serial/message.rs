@@ -142,9 +142,6 @@ pub struct MessageError {
 
 impl Message {
     /// Reads what a whole frame says.
-    ///
-    /// # Errors
-    /// [`MessageError`].
     pub fn parse(header: &Header, payload: &[u8]) -> Result<Message, MessageError> {
         let error = MessageError {
             kind: header.kind,

@@ -72,9 +72,6 @@ pub enum FromAgent {
 
 impl FromAgent {
     /// Reads a line without its end.
-    ///
-    /// # Errors
-    /// [`LineError`].
     pub fn parse(line: &[u8]) -> Result<FromAgent, LineError> {
         let mut fields = Fields::parse(line)?;
         let said = match fields.verb {
@@ -204,9 +201,6 @@ pub struct Circuit {
 
 impl FromDaemon {
     /// Reads a line without its end.
-    ///
-    /// # Errors
-    /// [`LineError`].
     pub fn parse(line: &[u8]) -> Result<FromDaemon, LineError> {
         let mut fields = Fields::parse(line)?;
         let said = match fields.verb {

@@ -65,9 +65,6 @@ pub enum Request {
 
 impl Request {
     /// Reads a line without its end.
-    ///
-    /// # Errors
-    /// [`LineError`].
     pub fn parse(line: &[u8]) -> Result<Request, LineError> {
         let mut fields = Fields::parse(line)?;
         let request = match fields.verb {
@@ -221,9 +218,6 @@ impl Answer {
     }
 
     /// Reads a line without its end.
-    ///
-    /// # Errors
-    /// [`LineError`].
     pub fn parse(line: &[u8]) -> Result<Answer, LineError> {
         if let ("ERROR", rest) = split_verb(line)? {
             return Answer::parse_error(rest.unwrap_or_default());
