@@ -88,8 +88,6 @@ impl fmt::Display for Outcome {
 
 /// An attack.
 pub struct Attack {
-    /// What is attacked.
-    pub group: Group,
     /// Its name.
     pub name: &'static str,
     /// What the attacker does.
@@ -99,22 +97,67 @@ pub struct Attack {
     run: fn(&mut Scene<'_>),
 }
 
-/// Every attack.
-pub fn all() -> impl Iterator<Item = &'static Attack> {
+const fn attack(
+    name: &'static str,
+    what: &'static str,
+    outcome: Outcome,
+    run: fn(&mut Scene<'_>),
+) -> Attack {
+    Attack {
+        name,
+        what,
+        outcome,
+        run,
+    }
+}
+
+const fn line_fails(
+    name: &'static str,
+    what: &'static str,
+    log: &'static str,
+    run: fn(&mut Scene<'_>),
+) -> Attack {
+    attack(name, what, Outcome::LineFails(log), run)
+}
+
+const fn circuit_ends(
+    name: &'static str,
+    what: &'static str,
+    log: &'static str,
+    run: fn(&mut Scene<'_>),
+) -> Attack {
+    attack(name, what, Outcome::CircuitEnds(log), run)
+}
+
+const fn refused(
+    name: &'static str,
+    what: &'static str,
+    log: &'static str,
+    run: fn(&mut Scene<'_>),
+) -> Attack {
+    attack(name, what, Outcome::Refused(log), run)
+}
+
+const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
+    attack(name, what, Outcome::Nothing, run)
+}
+
+/// Every attack, and what is attacked.
+pub fn all() -> impl Iterator<Item = (Group, &'static Attack)> {
     [
-        ring::ATTACKS,
-        chain::ATTACKS,
-        header::ATTACKS,
-        credit::ATTACKS,
-        lifecycle::ATTACKS,
-        flood::ATTACKS,
-        log::ATTACKS,
-        memory::ATTACKS,
-        protocol::ATTACKS,
-        host::ATTACKS,
+        (Group::Ring, ring::ATTACKS),
+        (Group::Chain, chain::ATTACKS),
+        (Group::Header, header::ATTACKS),
+        (Group::Credit, credit::ATTACKS),
+        (Group::Lifecycle, lifecycle::ATTACKS),
+        (Group::Flood, flood::ATTACKS),
+        (Group::Flood, log::ATTACKS),
+        (Group::Memory, memory::ATTACKS),
+        (Group::Protocol, protocol::ATTACKS),
+        (Group::Host, host::ATTACKS),
     ]
     .into_iter()
-    .flatten()
+    .flat_map(|(group, attacks)| attacks.iter().map(move |attack| (group, attack)))
 }
 
 /// The table of attacks as a page.
@@ -126,13 +169,11 @@ pub fn page() -> String {
         data with the host and with each other; afterwards the daemon must be alive and at rest, its memory within bounds, no\n\
         descriptor left behind, and a fresh VM must work on the attacker's line.\n",
     );
-    let mut group = None;
-    for attack in all() {
-        if group != Some(attack.group) {
-            group = Some(attack.group);
+    let mut last = None;
+    for (group, attack) in all() {
+        if last.replace(group) != Some(group) {
             page.push_str(&format!(
-                "\n## {:?}\n\n| Attack | What is done | What must come of it |\n|---|---|---|\n",
-                attack.group
+                "\n## {group:?}\n\n| Attack | What is done | What must come of it |\n|---|---|---|\n"
             ));
         }
         page.push_str(&format!(

@@ -17,16 +17,13 @@ fn every_attack_fails() {
         "{:<10} {:<44} {:>9} {:>7} {:>10} {:>8}",
         "group", "attack", "time", "rounds", "memory", "log"
     );
-    for attack in all() {
-        let name = format!("{:?}/{}", attack.group, attack.name);
+    for (of, attack) in all() {
+        let name = format!("{of:?}/{}", attack.name);
         if !name.contains(&wanted) {
             continue;
         }
         // A new daemon for each group: what a process keeps of memory that it has given up would hide what an attack costs.
-        if group
-            .replace(attack.group)
-            .is_some_and(|last| last != attack.group)
-        {
+        if group.replace(of).is_some_and(|last| last != of) {
             if let Err(error) = std::mem::replace(&mut arena, start()).finish() {
                 failed.push(format!("bystanders: {error}"));
             }
@@ -34,7 +31,7 @@ fn every_attack_fails() {
         let verdict = arena.attempt(attack);
         println!(
             "{:<10} {:<44} {:>6} ms {:>7} {:>6} KiB {:>4} KiB{}",
-            format!("{:?}", attack.group),
+            format!("{of:?}"),
             attack.name,
             verdict.duration.as_millis(),
             verdict.rounds,
@@ -63,14 +60,14 @@ fn every_attack_fails() {
 #[test]
 fn the_table_is_large_and_no_name_stands_twice() {
     let mut names: Vec<_> = all()
-        .map(|attack| (format!("{:?}", attack.group), attack.name))
+        .map(|(group, attack)| (format!("{group:?}"), attack.name))
         .collect();
     let count = names.len();
     names.sort();
     names.dedup();
     assert_eq!(names.len(), count);
     assert!(count >= 60, "{count} attacks");
-    for attack in all() {
+    for (_, attack) in all() {
         if let Outcome::LineFails(text) | Outcome::CircuitEnds(text) | Outcome::Refused(text) =
             attack.outcome
         {

@@ -7,29 +7,14 @@ use crate::frontend::{FEATURE_INDIRECT, TX};
 use crate::guest::{GUEST_BASE, GuestConfig, VirtualGuest, drive};
 
 use super::scene::{PATIENCE, Scene, assert_works};
-use super::{Attack, Group, Outcome};
+use super::{Attack, line_fails, nothing};
 
 const NEXT: u16 = RawDescriptor::NEXT;
 const WRITE: u16 = RawDescriptor::WRITE;
 const INDIRECT: u16 = RawDescriptor::INDIRECT;
 
-const fn line(
-    name: &'static str,
-    what: &'static str,
-    log: &'static str,
-    run: fn(&mut Scene<'_>),
-) -> Attack {
-    Attack {
-        group: Group::Chain,
-        name,
-        what,
-        outcome: Outcome::LineFails(log),
-        run,
-    }
-}
-
 pub(super) const ATTACKS: &[Attack] = &[
-    line(
+    line_fails(
         "loop",
         "a descriptor that is its own next one",
         "has a loop",
@@ -37,7 +22,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             direct(scene, &[raw(GUEST_BASE, 44, NEXT, 0)]);
         },
     ),
-    line(
+    line_fails(
         "loop-of-two",
         "two descriptors that follow each other for ever",
         "has a loop",
@@ -48,7 +33,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             );
         },
     ),
-    line(
+    line_fails(
         "next-out-of-range",
         "a next descriptor that the table does not have",
         "goes on to 128",
@@ -56,7 +41,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             direct(scene, &[raw(GUEST_BASE, 44, NEXT, 128)]);
         },
     ),
-    line(
+    line_fails(
         "unmapped",
         "memory that the guest does not have",
         "not all of it memory",
@@ -64,7 +49,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             direct(scene, &[raw(0x10, 44, 0, 0)]);
         },
     ),
-    line(
+    line_fails(
         "end-of-the-address-space",
         "memory that wraps around the end of all addresses",
         "not all of it memory",
@@ -72,7 +57,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             direct(scene, &[raw(u64::MAX - 10, 100, 0, 0)]);
         },
     ),
-    line(
+    line_fails(
         "beyond-a-region",
         "memory that goes on behind the guest's last byte",
         "not all of it memory",
@@ -80,7 +65,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             direct(scene, &[raw(GUEST_BASE + (32 << 20) - 10, 44, 0, 0)]);
         },
     ),
-    line(
+    line_fails(
         "readable-after-writable",
         "something to read behind something to write",
         "follows one for it to write",
@@ -94,7 +79,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             );
         },
     ),
-    line(
+    line_fails(
         "more-than-four-gigabytes",
         "a chain whose lengths add up to more than 2^32",
         "more than 2^32 bytes",
@@ -102,7 +87,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             table(scene, &row(200, 32 << 20), 0, None);
         },
     ),
-    line(
+    line_fails(
         "indirect-not-negotiated",
         "an indirect table from a driver that has not asked for them",
         "not negotiated",
@@ -113,7 +98,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             scene.keep(guest);
         },
     ),
-    line(
+    line_fails(
         "indirect-with-next",
         "an indirect descriptor that has a next one",
         "is indirect and has a next one",
@@ -121,7 +106,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             table(scene, &row(1, 44), NEXT, None);
         },
     ),
-    line(
+    line_fails(
         "indirect-in-indirect",
         "an indirect table within another",
         "is itself indirect",
@@ -129,7 +114,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             table(scene, &[raw(GUEST_BASE, 16, INDIRECT, 0)], 0, None);
         },
     ),
-    line(
+    line_fails(
         "indirect-loop",
         "an indirect table whose entries follow each other for ever",
         "has a loop",
@@ -142,7 +127,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             );
         },
     ),
-    line(
+    line_fails(
         "indirect-of-odd-length",
         "an indirect table of 17 bytes",
         "must have a multiple of 16",
@@ -150,7 +135,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             table(scene, &row(2, 44), 0, Some(17));
         },
     ),
-    line(
+    line_fails(
         "indirect-of-no-length",
         "an indirect table of no bytes",
         "must have a multiple of 16",
@@ -158,7 +143,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             table(scene, &row(2, 44), 0, Some(0));
         },
     ),
-    line(
+    line_fails(
         "indirect-too-long",
         "an indirect table of a million entries",
         "must have a multiple of 16",
@@ -166,7 +151,7 @@ pub(super) const ATTACKS: &[Attack] = &[
             table(scene, &row(2, 44), 0, Some(16 << 20));
         },
     ),
-    line(
+    line_fails(
         "indirect-unmapped",
         "an indirect table where there is no memory",
         "not all of it memory",
@@ -174,27 +159,21 @@ pub(super) const ATTACKS: &[Attack] = &[
             direct(scene, &[raw(0xffff_ffff_0000, 160, INDIRECT, 0)]);
         },
     ),
-    Attack {
-        group: Group::Chain,
-        name: "shorter-than-a-header",
-        what: "chains of 0, 1 and 43 bytes",
-        outcome: Outcome::Nothing,
-        run: short,
-    },
-    Attack {
-        group: Group::Chain,
-        name: "only-writable",
-        what: "packets that the device may only write to",
-        outcome: Outcome::Nothing,
-        run: writable,
-    },
-    Attack {
-        group: Group::Chain,
-        name: "a-thousand-empty-descriptors",
-        what: "chains of a thousand descriptors without a byte, over and over",
-        outcome: Outcome::Nothing,
-        run: empty,
-    },
+    nothing(
+        "shorter-than-a-header",
+        "chains of 0, 1 and 43 bytes",
+        short,
+    ),
+    nothing(
+        "only-writable",
+        "packets that the device may only write to",
+        writable,
+    ),
+    nothing(
+        "a-thousand-empty-descriptors",
+        "chains of a thousand descriptors without a byte, over and over",
+        empty,
+    ),
 ];
 
 const fn raw(address: u64, len: u32, flags: u16, next: u16) -> RawDescriptor {

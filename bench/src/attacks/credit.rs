@@ -8,26 +8,10 @@ use wire::vsock::{Header, Operation, SocketType};
 use crate::guest::{Connection, GuestConfig, State, VirtualGuest, drive};
 
 use super::scene::{PATIENCE, Scene, assert_reset, assert_works};
-use super::{Attack, Group, Outcome};
-
-const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Credit,
-        name,
-        what,
-        outcome: Outcome::Nothing,
-        run,
-    }
-}
+use super::{Attack, circuit_ends, nothing};
 
 const fn ends(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Credit,
-        name,
-        what,
-        outcome: Outcome::CircuitEnds("a packet broke the rules of credit"),
-        run,
-    }
+    circuit_ends(name, what, "a packet broke the rules of credit", run)
 }
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -76,13 +60,12 @@ pub(super) const ATTACKS: &[Attack] = &[
         "a quarter of a million packets of one byte each to a guest that does not run",
         tiny_packets,
     ),
-    Attack {
-        group: Group::Credit,
-        name: "one-byte-messages-to-a-paused-guest",
-        what: "messages of one byte each, as many as the credit has bytes, to a guest that does not run",
-        outcome: Outcome::CircuitEnds("too many small messages wait"),
-        run: tiny_messages,
-    },
+    circuit_ends(
+        "one-byte-messages-to-a-paused-guest",
+        "messages of one byte each, as many as the credit has bytes, to a guest that does not run",
+        "too many small messages wait",
+        tiny_messages,
+    ),
     nothing(
         "a-message-without-an-end",
         "a message that never ends, as long as the credit lasts",

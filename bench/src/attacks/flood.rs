@@ -12,24 +12,10 @@ use crate::guest::{Connection, GUEST_BASE, SendError, State, VirtualGuest, drive
 
 use super::credit::pair;
 use super::scene::{ECHO_PORT, PATIENCE, SHY, SMALL, Scene, TERSE, assert_works};
-use super::{Attack, Group, Outcome};
+use super::{Attack, circuit_ends, nothing};
 
 /// Where a program of the host listens for circuits.
 const CIRCUIT_PORT: u32 = 9000;
-
-pub(super) const fn nothing(
-    name: &'static str,
-    what: &'static str,
-    run: fn(&mut Scene<'_>),
-) -> Attack {
-    Attack {
-        group: Group::Flood,
-        name,
-        what,
-        outcome: Outcome::Nothing,
-        run,
-    }
-}
 
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
@@ -101,21 +87,19 @@ pub(super) const ATTACKS: &[Attack] = &[
         "1,000 packets too short for a header, from the same guest: each is counted, and it waits",
         headerless_packets,
     ),
-    Attack {
-        group: Group::Flood,
-        name: "dial-storm-over-quota",
-        what: "2,000 dials at once from a guest that may make 100 in a second: each of the others is reset and counted, \
+    circuit_ends(
+        "dial-storm-over-quota",
+        "2,000 dials at once from a guest that may make 100 in a second: each of the others is reset and counted, \
                and soon it can dial again",
-        outcome: Outcome::CircuitEnds("calls are made more often than the VM's limit allows"),
-        run: dials_over_quota,
-    },
-    Attack {
-        group: Group::Flood,
-        name: "messages-of-one-byte-on-many-circuits",
-        what: "100 messages of one byte on each of 20 circuits to a guest that does not run, where 1,000 may be stored",
-        outcome: Outcome::CircuitEnds("too many small messages wait"),
-        run: tiny_messages_everywhere,
-    },
+        "calls are made more often than the VM's limit allows",
+        dials_over_quota,
+    ),
+    circuit_ends(
+        "messages-of-one-byte-on-many-circuits",
+        "100 messages of one byte on each of 20 circuits to a guest that does not run, where 1,000 may be stored",
+        "too many small messages wait",
+        tiny_messages_everywhere,
+    ),
 ];
 
 /// Sends packets as fast as the ring takes them, and looks at no answer.

@@ -9,32 +9,7 @@ use wire::vsock::{
 use crate::guest::{State, VirtualGuest};
 
 use super::scene::{ECHO_PORT, Scene, assert_reset, assert_works};
-use super::{Attack, Group, Outcome};
-
-const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Header,
-        name,
-        what,
-        outcome: Outcome::Nothing,
-        run,
-    }
-}
-
-const fn ends(
-    name: &'static str,
-    what: &'static str,
-    log: &'static str,
-    run: fn(&mut Scene<'_>),
-) -> Attack {
-    Attack {
-        group: Group::Header,
-        name,
-        what,
-        outcome: Outcome::CircuitEnds(log),
-        run,
-    }
-}
+use super::{Attack, circuit_ends, nothing};
 
 const PROTOCOL: &str = "a packet broke the protocol";
 
@@ -92,7 +67,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         "dials to reserved and unknown identifiers and to itself",
         nowhere,
     ),
-    ends(
+    circuit_ends(
         "calls-of-other-vms-agents",
         "dials to ports 1005 to 1007 of VMs that a rule lets it call at any port",
         "for its host alone",
@@ -103,43 +78,43 @@ pub(super) const ATTACKS: &[Attack] = &[
         "dials, responses and resets that bring payload along",
         payload_with_control,
     ),
-    ends(
+    circuit_ends(
         "length-beyond-the-chain",
         "data that announces more bytes than its chain has",
         PROTOCOL,
         |scene| cut_short(scene, |header| header.len = 60_000),
     ),
-    ends(
+    circuit_ends(
         "length-of-four-gigabytes",
         "data that announces 2^32 - 1 bytes",
         PROTOCOL,
         |scene| cut_short(scene, |header| header.len = u32::MAX),
     ),
-    ends(
+    circuit_ends(
         "unknown-operation-in-a-circuit",
         "an operation that does not exist, on a circuit that does",
         PROTOCOL,
         |scene| cut_short(scene, |header| header.operation = 99),
     ),
-    ends(
+    circuit_ends(
         "messages-in-a-stream",
         "a packet of a socket of messages on a stream",
         PROTOCOL,
         |scene| cut_short(scene, |header| header.socket_type = 2),
     ),
-    ends(
+    circuit_ends(
         "flags-of-messages-in-a-stream",
         "an end of a message in a stream",
         PROTOCOL,
         |scene| cut_short(scene, |header| header.flags = SEQPACKET_END_OF_MESSAGE),
     ),
-    ends(
+    circuit_ends(
         "unknown-flags-of-data",
         "data with every flag set",
         PROTOCOL,
         |scene| cut_short(scene, |header| header.flags = u32::MAX),
     ),
-    ends(
+    circuit_ends(
         "response-to-an-open-circuit",
         "responses on a circuit that is open, with bytes behind them for the program",
         PROTOCOL,
@@ -149,25 +124,25 @@ pub(super) const ATTACKS: &[Attack] = &[
             })
         },
     ),
-    ends(
+    circuit_ends(
         "data-behind-its-end",
         "data after the shutdown that said there would be none",
         PROTOCOL,
         data_behind_the_end,
     ),
-    ends(
+    circuit_ends(
         "data-before-the-response",
         "a guest that is called sends data before it has accepted",
         PROTOCOL,
         data_before_response,
     ),
-    ends(
+    circuit_ends(
         "response-to-itself",
         "a guest that calls answers its own call",
         PROTOCOL,
         response_to_itself,
     ),
-    ends(
+    circuit_ends(
         "dial-with-used-ports",
         "a dial with the ports of a circuit that is open: the old one ends, the new one is another",
         "reset by the peer",

@@ -18,17 +18,7 @@ use crate::host;
 
 use super::header::wait_for_request;
 use super::scene::{ECHO_PORT, PATIENCE, SMALL, Scene, assert_works};
-use super::{Attack, Group, Outcome};
-
-const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Host,
-        name,
-        what,
-        outcome: Outcome::Nothing,
-        run,
-    }
-}
+use super::{Attack, circuit_ends, nothing};
 
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
@@ -67,13 +57,12 @@ pub(super) const ATTACKS: &[Attack] = &[
         "programs that send descriptors along with their data",
         descriptors,
     ),
-    Attack {
-        group: Group::Host,
-        name: "watches-without-number",
-        what: "a program whose socket is watched 80,000 times, so that each call on it takes long",
-        outcome: Outcome::CircuitEnds("take too long, again and again"),
-        run: watched,
-    },
+    circuit_ends(
+        "watches-without-number",
+        "a program whose socket is watched 80,000 times, so that each call on it takes long",
+        "take too long, again and again",
+        watched,
+    ),
     nothing(
         "a-message-too-long",
         "a message of more bytes than the guest's whole buffer",

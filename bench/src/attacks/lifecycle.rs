@@ -7,17 +7,7 @@ use crate::frontend::{FEATURE_VERSION_1, RX, TX};
 use crate::guest::{GuestConfig, VirtualGuest};
 
 use super::scene::{Scene, assert_works};
-use super::{Attack, Group, Outcome};
-
-const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Lifecycle,
-        name,
-        what,
-        outcome: Outcome::Nothing,
-        run,
-    }
-}
+use super::{Attack, line_fails, nothing, refused};
 
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
@@ -60,20 +50,18 @@ pub(super) const ATTACKS: &[Attack] = &[
         "rings are enabled and disabled 1000 times under load",
         toggles,
     ),
-    Attack {
-        group: Group::Lifecycle,
-        name: "a-base-that-lies",
-        what: "rings go on from an index that is not where they were",
-        outcome: Outcome::LineFails("the available index went"),
-        run: lying_base,
-    },
-    Attack {
-        group: Group::Lifecycle,
-        name: "features-without-virtio-1",
-        what: "a ring is started by a driver of before virtio 1",
-        outcome: Outcome::Refused("the VMM's connection ended with an error"),
-        run: legacy,
-    },
+    line_fails(
+        "a-base-that-lies",
+        "rings go on from an index that is not where they were",
+        "the available index went",
+        lying_base,
+    ),
+    refused(
+        "features-without-virtio-1",
+        "a ring is started by a driver of before virtio 1",
+        "the VMM's connection ended with an error",
+        legacy,
+    ),
 ];
 
 /// Fills the ring and the circuits' credit as far as it goes.

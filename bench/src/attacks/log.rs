@@ -9,9 +9,8 @@ use wire::vsock::SocketType;
 use crate::guest::{Connection, Received, State, VirtualGuest, drive};
 use crate::host;
 
-use super::Attack;
-use super::flood::nothing;
 use super::scene::{PATIENCE, Scene, assert_works};
+use super::{Attack, nothing};
 
 /// Where guests find a service that takes one connection.
 const FULL_PORT: u32 = 9001;

@@ -10,31 +10,10 @@ use crate::frontend::raw::{NEED_REPLY, RawVmm, VERSION, request};
 use crate::guest::GUEST_BASE;
 
 use super::scene::{Scene, assert_works};
-use super::{Attack, Group, Outcome};
-
-const fn refused(
-    name: &'static str,
-    what: &'static str,
-    log: &'static str,
-    run: fn(&mut Scene<'_>),
-) -> Attack {
-    Attack {
-        group: Group::Memory,
-        name,
-        what,
-        outcome: Outcome::Refused(log),
-        run,
-    }
-}
+use super::{Attack, line_fails, nothing, refused};
 
 const fn fails(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Memory,
-        name,
-        what,
-        outcome: Outcome::LineFails("the guest's device failed"),
-        run,
-    }
+    line_fails(name, what, "the guest's device failed", run)
 }
 
 const REGION: &str = "refused a memory region";
@@ -211,20 +190,16 @@ pub(super) const ATTACKS: &[Attack] = &[
             scene.keep((guest, program));
         },
     ),
-    Attack {
-        group: Group::Memory,
-        name: "add-and-remove",
-        what: "a region is added and removed 500 times while the rings run",
-        outcome: Outcome::Nothing,
-        run: add_and_remove,
-    },
-    Attack {
-        group: Group::Memory,
-        name: "holes-punched",
-        what: "the memory's pages are taken away, one after the other, while data flows",
-        outcome: Outcome::Nothing,
-        run: holes,
-    },
+    nothing(
+        "add-and-remove",
+        "a region is added and removed 500 times while the rings run",
+        add_and_remove,
+    ),
+    nothing(
+        "holes-punched",
+        "the memory's pages are taken away, one after the other, while data flows",
+        holes,
+    ),
 ];
 
 fn region_bytes(address: u64, size: u64, frontend_address: u64) -> Vec<u8> {

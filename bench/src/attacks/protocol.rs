@@ -8,28 +8,12 @@ use crate::frontend::raw::{RawVmm, VERSION, request};
 use crate::guest::GUEST_BASE;
 
 use super::scene::Scene;
-use super::{Attack, Group, Outcome};
+use super::{Attack, nothing};
 
 const ENDED: &str = "the VMM's connection ended with an error";
 
 const fn refused(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Protocol,
-        name,
-        what,
-        outcome: Outcome::Refused(ENDED),
-        run,
-    }
-}
-
-const fn nothing(name: &'static str, what: &'static str, run: fn(&mut Scene<'_>)) -> Attack {
-    Attack {
-        group: Group::Protocol,
-        name,
-        what,
-        outcome: Outcome::Nothing,
-        run,
-    }
+    super::refused(name, what, ENDED, run)
 }
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -255,13 +239,12 @@ pub(super) const ATTACKS: &[Attack] = &[
         "interrupts go to an eventfd whose counter is at its end",
         call_that_is_full,
     ),
-    Attack {
-        group: Group::Protocol,
-        name: "no-eventfds",
-        what: "kick and call descriptors that are pipes, sockets, devices and files",
-        outcome: Outcome::Refused("has to be an eventfd"),
-        run: no_eventfds,
-    },
+    super::refused(
+        "no-eventfds",
+        "kick and call descriptors that are pipes, sockets, devices and files",
+        "has to be an eventfd",
+        no_eventfds,
+    ),
 ];
 
 fn pair(first: u32, second: u32) -> Vec<u8> {

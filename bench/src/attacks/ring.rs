@@ -10,100 +10,84 @@ use crate::frontend::{EVENT, RX, TX};
 use crate::guest::{GUEST_BASE, GuestConfig};
 
 use super::scene::{Scene, assert_works};
-use super::{Attack, Group, Outcome};
+use super::{Attack, line_fails, nothing};
 
 pub(super) const ATTACKS: &[Attack] = &[
-    Attack {
-        group: Group::Ring,
-        name: "available-index-jump",
-        what: "the transmit ring's available index goes 1000 ahead in a ring of 128",
-        outcome: Outcome::LineFails("the available index went"),
-        run: |scene| index_jumps(scene, TX, 1000),
-    },
-    Attack {
-        group: Group::Ring,
-        name: "available-index-backwards",
-        what: "the transmit ring's available index goes one back",
-        outcome: Outcome::LineFails("the available index went"),
-        run: |scene| index_jumps(scene, TX, u16::MAX),
-    },
-    Attack {
-        group: Group::Ring,
-        name: "receive-index-jump",
-        what: "the receive ring's available index goes 129 ahead",
-        outcome: Outcome::LineFails("the available index went"),
-        run: receive_index_jumps,
-    },
-    Attack {
-        group: Group::Ring,
-        name: "head-out-of-range",
-        what: "head 128 is made available in a ring of 128",
-        outcome: Outcome::LineFails("was made available in a queue of"),
-        run: |scene| bad_head(scene, 128),
-    },
-    Attack {
-        group: Group::Ring,
-        name: "head-65535",
-        what: "head 65535 is made available",
-        outcome: Outcome::LineFails("was made available in a queue of"),
-        run: |scene| bad_head(scene, u16::MAX),
-    },
-    Attack {
-        group: Group::Ring,
-        name: "head-twice",
-        what: "a chain that is on its way is made available again",
-        outcome: Outcome::LineFails("while the device has it"),
-        run: head_twice,
-    },
-    Attack {
-        group: Group::Ring,
-        name: "fields-scribbled",
-        what: "indices, entries and descriptors of both rings change at random while the device works",
-        outcome: Outcome::LineFails("device failed"),
-        run: scribble,
-    },
-    Attack {
-        group: Group::Ring,
-        name: "used-ring-scribbled",
-        what: "the guest writes to the used ring's index, which is the device's",
-        outcome: Outcome::Nothing,
-        run: scribble_used,
-    },
-    Attack {
-        group: Group::Ring,
-        name: "kick-storm",
-        what: "100,000 notifications for nothing",
-        outcome: Outcome::Nothing,
-        run: kick_storm,
-    },
-    Attack {
-        group: Group::Ring,
-        name: "receive-buffer-too-small",
-        what: "a receive buffer of 44 bytes, which holds no payload",
-        outcome: Outcome::LineFails("holds no packet"),
-        run: |scene| bad_receive_buffer(scene, 44, RawDescriptor::WRITE),
-    },
-    Attack {
-        group: Group::Ring,
-        name: "receive-buffer-for-reading",
-        what: "a receive buffer that the device may only read",
-        outcome: Outcome::LineFails("holds no packet"),
-        run: |scene| bad_receive_buffer(scene, 4096, 0),
-    },
-    Attack {
-        group: Group::Ring,
-        name: "receive-buffers-all-the-same",
-        what: "every receive buffer is the same memory, and that is the ring itself",
-        outcome: Outcome::LineFails("the guest's device failed"),
-        run: buffers_over_rings,
-    },
-    Attack {
-        group: Group::Ring,
-        name: "event-ring-garbage",
-        what: "the event ring's index jumps, and its chains make no sense",
-        outcome: Outcome::Nothing,
-        run: event_garbage,
-    },
+    line_fails(
+        "available-index-jump",
+        "the transmit ring's available index goes 1000 ahead in a ring of 128",
+        "the available index went",
+        |scene| index_jumps(scene, TX, 1000),
+    ),
+    line_fails(
+        "available-index-backwards",
+        "the transmit ring's available index goes one back",
+        "the available index went",
+        |scene| index_jumps(scene, TX, u16::MAX),
+    ),
+    line_fails(
+        "receive-index-jump",
+        "the receive ring's available index goes 129 ahead",
+        "the available index went",
+        receive_index_jumps,
+    ),
+    line_fails(
+        "head-out-of-range",
+        "head 128 is made available in a ring of 128",
+        "was made available in a queue of",
+        |scene| bad_head(scene, 128),
+    ),
+    line_fails(
+        "head-65535",
+        "head 65535 is made available",
+        "was made available in a queue of",
+        |scene| bad_head(scene, u16::MAX),
+    ),
+    line_fails(
+        "head-twice",
+        "a chain that is on its way is made available again",
+        "while the device has it",
+        head_twice,
+    ),
+    line_fails(
+        "fields-scribbled",
+        "indices, entries and descriptors of both rings change at random while the device works",
+        "device failed",
+        scribble,
+    ),
+    nothing(
+        "used-ring-scribbled",
+        "the guest writes to the used ring's index, which is the device's",
+        scribble_used,
+    ),
+    nothing(
+        "kick-storm",
+        "100,000 notifications for nothing",
+        kick_storm,
+    ),
+    line_fails(
+        "receive-buffer-too-small",
+        "a receive buffer of 44 bytes, which holds no payload",
+        "holds no packet",
+        |scene| bad_receive_buffer(scene, 44, RawDescriptor::WRITE),
+    ),
+    line_fails(
+        "receive-buffer-for-reading",
+        "a receive buffer that the device may only read",
+        "holds no packet",
+        |scene| bad_receive_buffer(scene, 4096, 0),
+    ),
+    line_fails(
+        "receive-buffers-all-the-same",
+        "every receive buffer is the same memory, and that is the ring itself",
+        "the guest's device failed",
+        buffers_over_rings,
+    ),
+    nothing(
+        "event-ring-garbage",
+        "the event ring's index jumps, and its chains make no sense",
+        event_garbage,
+    ),
 ];
 
 fn index_jumps(scene: &mut Scene<'_>, ring: usize, by: u16) {

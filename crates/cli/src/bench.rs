@@ -14,7 +14,7 @@ mod link;
 mod report;
 mod run;
 
-pub use report::{Measurement, Report};
+pub use report::Report;
 pub use run::{Interrupt, measure};
 
 use std::path::PathBuf;

@@ -39,7 +39,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use sys::supervise::{self, SpawnError, SystemCall, Watched};
 
-pub use route::{InvalidRoute, MAX_ROUTES, Route};
+pub use route::{MAX_ROUTES, Route};
 pub use supervisor::{Directory, Settings};
 
 use crate::exec::ignored_signals;
