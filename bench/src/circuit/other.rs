@@ -207,12 +207,12 @@ pub fn be_other(options: &OtherOptions) -> Result<(), String> {
     }
 }
 
-fn come(told: &OtherOptions) -> Result<(End, Vec<Circuit>), Anything> {
-    let case = &told.case;
-    let patience = Duration::from_millis(told.patience_ms);
-    let stream = UnixStream::connect(&told.path)?;
-    let meeting = || told.meeting.as_deref().ok_or("no --meeting");
-    let end = match told.subject {
+fn come(given: &OtherOptions) -> Result<(End, Vec<Circuit>), Anything> {
+    let case = &given.case;
+    let patience = Duration::from_millis(given.patience_ms);
+    let stream = UnixStream::connect(&given.path)?;
+    let meeting = || given.meeting.as_deref().ok_or("no --meeting");
+    let end = match given.subject {
         Subject::Ringdown => {
             let circuit = Circuit::accept(stream, &options(case.wait, RING_LEN))?;
             End::ringdown(circuit, patience)
@@ -237,7 +237,7 @@ fn come(told: &OtherOptions) -> Result<(End, Vec<Circuit>), Anything> {
     let count = if case.among_others { OTHERS } else { 0 };
     let mut others = Vec::with_capacity(count);
     for _ in 0..count {
-        let stream = UnixStream::connect(&told.path)?;
+        let stream = UnixStream::connect(&given.path)?;
         others.push(Circuit::accept(
             stream,
             &options(case.wait, OTHER_RING_LEN),

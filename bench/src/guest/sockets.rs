@@ -396,8 +396,8 @@ impl VirtualGuest {
             }
             State::Connected => {
                 socket.close_at = Some(Instant::now() + self.config.close_timeout);
-                let told = std::mem::replace(&mut socket.own_shutdown, SHUTDOWN_BOTH);
-                if told != SHUTDOWN_BOTH {
+                let before = std::mem::replace(&mut socket.own_shutdown, SHUTDOWN_BOTH);
+                if before != SHUTDOWN_BOTH {
                     self.send_control(id, Operation::Shutdown, SHUTDOWN_BOTH);
                 }
             }

@@ -241,7 +241,7 @@ fn idle_figures(
         listener,
         kept: Vec::new(),
     };
-    let (go_on, told) = std::sync::mpsc::channel::<()>();
+    let (go_on, starts) = std::sync::mpsc::channel::<()>();
     let guest_control = Arc::clone(control);
     let path = running.vhost_socket(0);
     let mut guest = Guest::attach(&path, options, control, 0)?;
@@ -249,7 +249,7 @@ fn idle_figures(
     threads.spawn(move || {
         guest.run_until(|| guest_control.operation_count() >= CIRCUITS_BEFORE as u64);
         // It gets no signal when it has failed already.
-        if told.recv().is_ok() {
+        if starts.recv().is_ok() {
             guest.dial_many(cid, FIRST_PORT, Role::Idle, count, DIALS_AT_ONCE);
         }
         Some(guest.run())

@@ -43,7 +43,7 @@ pub(crate) fn unix_ns() -> i64 {
 /// # Errors
 /// The agent may not, or the time is none that the kernel takes.
 pub(crate) fn step(generation: &Generation, step_ns: i64) -> std::io::Result<()> {
-    // Told before, so that the watcher cannot see the jump without knowing whose it is.
+    // Noted before, so that the watcher cannot see the jump without knowing whose it is.
     generation.steps_clock();
     let ns = unix_ns().saturating_add(step_ns);
     let time = Timespec {
@@ -53,7 +53,7 @@ pub(crate) fn step(generation: &Generation, step_ns: i64) -> std::io::Result<()>
     Ok(rustix::time::clock_settime(ClockId::Realtime, time)?)
 }
 
-/// Who keeps the clock right in this guest, if somebody does.
+/// The service that keeps the clock right in this guest, if any.
 pub(crate) fn kept_by(config: &Config) -> Option<String> {
     if Path::new(TIMESYNC_MARK).exists() {
         return Some("systemd-timesyncd".to_owned());
@@ -61,7 +61,7 @@ pub(crate) fn kept_by(config: &Config) -> Option<String> {
     if let Some(keeper) = keeper_among_processes(Path::new("/proc")) {
         return Some(keeper);
     }
-    // It tells what the kernel was told: that its clock is synchronised, by whomever.
+    // It has what the kernel was last given: that its clock is synchronised, by any program.
     let program = find(&config.search_path, "timedatectl")?;
     let output = Tool::new(&program)
         .arguments(["show", "--property=NTPSynchronized", "--value"])

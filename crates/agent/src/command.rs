@@ -85,7 +85,7 @@ impl Running {
         let _ = rustix::process::kill_process_group(foreground.unwrap_or(self.pid), signal);
     }
 
-    /// End the command because nobody is there for it any more: everything in its process group gets SIGHUP, and
+    /// End the command because it is no longer wanted: everything in its process group gets SIGHUP, and
     /// what is left at the deadline, or when the command itself has ended, SIGKILL. What the command left in the
     /// background when it ended before is let live.
     pub fn hang_up(&mut self, deadline: Instant) {

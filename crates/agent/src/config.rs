@@ -149,7 +149,7 @@ impl Config {
         self
     }
 
-    /// Whether the host may ask for what this capability stands for; if not, why, in words for whoever asked.
+    /// Whether the host may ask for what this capability stands for; if not, why, in words for the caller.
     ///
     /// # Errors
     /// It is switched off.

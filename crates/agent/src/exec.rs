@@ -32,7 +32,7 @@ const DRAIN_GRACE: Duration = Duration::from_millis(500);
 /// How long a command whose client has gone may take between SIGHUP and SIGKILL.
 const HANGUP_GRACE: Duration = Duration::from_secs(2);
 
-/// How often a terminal's reader is told that nothing more comes, for as long as it runs.
+/// How often a terminal's reader gets the end of its input, for as long as it runs.
 const END_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One command and the host that asked for it.
@@ -65,7 +65,7 @@ struct Input {
     ended: bool,
     /// The last byte that the command was given.
     last_byte: u8,
-    /// When a terminal's reader is told again that nothing more comes.
+    /// When a terminal's reader gets the end of its input again.
     says_end_at: Option<Instant>,
 }
 
@@ -148,11 +148,11 @@ impl<'a> Session<'a> {
     /// End a command whose session failed, and tell the host why if there is something to tell.
     pub(crate) fn abandon(mut self, stop: &Stop) {
         if let Stop::Report(report) = stop {
-            let told = self
+            let sent = self
                 .state
                 .outgoing
                 .push(OPERATION_CHANNEL, &Frame::Error(report.clone()));
-            if told.is_ok() {
+            if sent.is_ok() {
                 // The host may be gone as well; the command ends in any case.
                 let _ = self.flush(Some(Instant::now() + HANGUP_GRACE));
             }
@@ -390,7 +390,7 @@ impl State {
                 }
                 Ok(count)
             }
-            // Nobody reads it any more.
+            // It has no reader any more.
             Err(_) => {
                 self.close_input()?;
                 Ok(bytes.len())
@@ -419,7 +419,7 @@ impl State {
         }
     }
 
-    /// A terminal has no end but the character that stands for it, and that is read once: by a first program and not by the next, or by nobody if
+    /// A terminal has no end but the character that stands for it, and that is read once: by a first program and not by the next, or by none if
     /// a shell makes the terminal raw just then. The end of a pipe stays, and so this is said again.
     fn say_end_again(&mut self) {
         if self
@@ -550,7 +550,7 @@ impl Output {
     }
 }
 
-/// Whether nothing is there to be read and nobody can write any more.
+/// Whether nothing is there to be read and it has no writer any more.
 fn is_at_end(file: &OwnedFd) -> bool {
     let mut polled = [PollFd::new(file, PollFlags::IN)];
     let now = rustix::event::Timespec::default();

@@ -218,7 +218,7 @@ fn receive_into(
         resumed: start.resumed,
     };
     let (result, left) = receive(channel, &request, &mut Arrived::default(), &mut Silent);
-    // It may have broken before it came to what an earlier one has left. If it did not break, nobody will come to that any more.
+    // It may have broken before it came to what an earlier one has left. If it did not break, nothing will come to that any more.
     let left = match &result {
         Err(::transfer::Stop::Broken(_)) => left.or(earlier),
         _ => {

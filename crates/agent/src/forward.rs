@@ -29,8 +29,8 @@ const STACK_SIZE: usize = 128 * 1024;
 /// The wait after an error of accept that says the system is short of something.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Failed connections that are told of in words; of further ones only every so many.
-const TOLD: usize = 16;
+/// Failed connections that are reported in words; of further ones only every so many.
+const REPORTED: usize = 16;
 
 /// What is forwarded where.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +118,7 @@ fn serve(
             let (dial, places, failures) = &*own;
             if let Err(error) = connect(client, dial) {
                 let count = failures.fetch_add(1, Ordering::Relaxed);
-                if count < TOLD || count % TOLD == 0 {
+                if count < REPORTED || count % REPORTED == 0 {
                     eprintln!("ringdown-agent: a connection ended early: {error}");
                 }
             }

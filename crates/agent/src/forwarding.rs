@@ -2,7 +2,7 @@
 //!
 //! What passes is said in [`wire::agent::forward`]. A connection that is carried has a thread of its own, as every operation; it keeps its
 //! place among [`MAX_CONNECTIONS`] instead of one among the operations, so that a busy forward does not keep commands out. A place to listen
-//! is an operation like any other: it ends with the host's connection, and with it everybody who still waits there.
+//! is an operation like any other: it ends with the host's connection, and with it all callers that still wait there.
 
 mod frames;
 mod listeners;

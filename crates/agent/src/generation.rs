@@ -2,14 +2,14 @@
 //!
 //! A guest that is resumed from a snapshot believes that nothing has happened. What gives it away:
 //! - Linux (5.18 and later, with its driver `vmgenid`) says in its log that the VM generation identifier has changed, which VMMs change
-//!   when they restore a VM (QEMU with `-device vmgenid`, Firecracker, Cloud Hypervisor, Hyper-V, VMware). No release of it tells programs in
+//!   when they restore a VM (QEMU with `-device vmgenid`, Firecracker, Cloud Hypervisor, Hyper-V, VMware). No release of it notifies programs in
 //!   another way: the uevent that was to do so was taken out again before one had it.
-//! - The wall clock or the clock that counts sleep jumps against the clock that does not: somebody set the time, or the guest slept.
+//! - The wall clock or the clock that counts sleep jumps against the clock that does not: the time was set, or the guest slept.
 //! - The hardware's clock jumps against the guest's: the guest was stopped, and the host's time went on.
 //! - The host says another boot identifier than the last time: the guest was moved, or kept over a reboot of the host.
 //!
 //! What is not seen: a snapshot that is resumed within [`RTC_JUMP`], by a VMM without a generation identifier, on the same host. And a
-//! jump of the clock is no proof: a change of the generation means "perhaps", and whoever acts on it must be able to do so in vain.
+//! jump of the clock is no proof: a change of the generation means "perhaps", and acting on it in vain must do no harm.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -42,7 +42,7 @@ const JUMP: Duration = Duration::from_millis(500);
 /// How far the hardware's clock, which has whole seconds, may part from the kernel's.
 pub const RTC_JUMP: Duration = Duration::from_secs(3);
 
-/// For how long the agent leaves a clock alone that somebody in the guest has set: until the change of the generation that this makes, too,
+/// For how long the agent leaves a clock alone that a program in the guest has set: until the change of the generation that this makes, too,
 /// has passed.
 const HANDS_OFF: Duration = Duration::from_secs(60);
 
@@ -55,19 +55,19 @@ const KERNEL_LOG: &str = "/dev/kmsg";
 /// The longest record of it, in bytes: the kernel's own limit.
 const MAX_RECORD_LEN: usize = 8192;
 
-/// The current generation, for everybody who says hello.
+/// The current generation, for each hello.
 #[derive(Debug)]
 pub struct Generation {
     current: Mutex<String>,
-    /// The connections by which hosts know this guest, with a number each: they were told the old one.
+    /// The connections by which hosts know this guest, with a number each: they have the old one.
     uplinks: Mutex<Vec<(u64, OwnedFd)>>,
     /// Counts the connections.
-    told: AtomicU64,
+    known: AtomicU64,
     /// The boot identifier of the host, as it said last.
     host: Mutex<String>,
     /// Counts how often the agent itself has set the clock, which is no sign of anything.
     steps: AtomicU64,
-    /// When somebody else in the guest last set it.
+    /// When another program in the guest last set it.
     set_by_others: Mutex<Option<Instant>>,
 }
 
@@ -77,7 +77,7 @@ impl Default for Generation {
         Generation {
             current: Mutex::new(random_identifier()),
             uplinks: Mutex::default(),
-            told: AtomicU64::new(0),
+            known: AtomicU64::new(0),
             host: Mutex::default(),
             steps: AtomicU64::new(0),
             set_by_others: Mutex::default(),
@@ -101,12 +101,12 @@ impl Generation {
         }
     }
 
-    /// The host is told the current generation on this connection: hang up when it changes, for as long as what this gives lives. There
+    /// The host has the current generation from this connection: hang up when it changes, for as long as what this gives lives. There
     /// is one for each way to the host.
-    pub(crate) fn tell_on(&self, uplink: &OwnedFd) -> io::Result<Told<'_>> {
-        let number = self.told.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn known_on(&self, uplink: &OwnedFd) -> io::Result<Known<'_>> {
+        let number = self.known.fetch_add(1, Ordering::Relaxed);
         lock(&self.uplinks).push((number, uplink.try_clone()?));
-        Ok(Told {
+        Ok(Known {
             generation: self,
             number,
         })
@@ -128,7 +128,7 @@ impl Generation {
         self.steps.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether somebody in the guest has just set the clock: it is theirs then, and not to be set back at once.
+    /// Whether a program in the guest has just set the clock: it is theirs then, and not to be set back at once.
     pub(crate) fn clock_is_of_others(&self) -> bool {
         lock(&self.set_by_others).is_some_and(|then| then.elapsed() < HANDS_OFF)
     }
@@ -174,14 +174,14 @@ impl Generation {
     }
 }
 
-/// A connection on which the host was told the generation.
+/// A connection on which the host was sent the generation.
 #[derive(Debug)]
-pub(crate) struct Told<'a> {
+pub(crate) struct Known<'a> {
     generation: &'a Generation,
     number: u64,
 }
 
-impl Drop for Told<'_> {
+impl Drop for Known<'_> {
     /// The copy of the descriptor goes, so that the connection can end.
     fn drop(&mut self) {
         lock(&self.generation.uplinks).retain(|(number, _)| *number != self.number);
@@ -189,7 +189,7 @@ impl Drop for Told<'_> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nobody panics while holding it.
+    // No thread panics while holding it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -309,7 +309,7 @@ fn wait_for_kernel(log: Option<&File>, deadline: Instant) -> bool {
         // One record at a time.
         let mut record = [0; MAX_RECORD_LEN];
         match rustix::io::read(log, &mut record) {
-            Ok(len) if tells_of_generation(&record[..len]) => return true,
+            Ok(len) if reports_generation(&record[..len]) => return true,
             // PIPE says that records were overwritten before they were read: the next read gives what is left.
             Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::PIPE) => {}
             Err(_) => {
@@ -323,7 +323,7 @@ fn wait_for_kernel(log: Option<&File>, deadline: Instant) -> bool {
 
 /// Whether a record, `PRIORITY,SEQUENCE,TIME,FLAGS;MESSAGE`, says that the generation identifier has changed. What programs write into
 /// the kernel's log has another facility than the kernel's own, which is 0.
-fn tells_of_generation(record: &[u8]) -> bool {
+fn reports_generation(record: &[u8]) -> bool {
     let record = String::from_utf8_lossy(record);
     let Some((prefix, message)) = record.split_once(';') else {
         return false;
@@ -347,12 +347,12 @@ mod tests {
         assert_eq!(first.len(), 32);
         let (uplink, mut host) = std::os::unix::net::UnixStream::pair().unwrap();
         let uplink = OwnedFd::from(uplink);
-        let told = generation.tell_on(&uplink).unwrap();
+        let known = generation.known_on(&uplink).unwrap();
         generation.renew("a test");
         assert_ne!(generation.current(), first);
         let read = std::io::Read::read(&mut host, &mut [0]);
         assert_eq!(read.unwrap(), 0, "the host is called again");
-        drop(told);
+        drop(known);
         assert!(
             lock(&generation.uplinks).is_empty(),
             "the connection can end"
@@ -405,18 +405,18 @@ mod tests {
     #[test]
     fn the_kernel_is_believed_and_nobody_else_in_its_log() {
         let words = "random: crng reseeded due to virtual machine fork\n";
-        let tells = |record: String| tells_of_generation(record.as_bytes());
-        assert!(tells(format!("5,1234,4603949,-;{words}")));
-        assert!(tells(format!("5,1234,4603949,-,caller=T1;{words}")));
+        let reports = |record: String| reports_generation(record.as_bytes());
+        assert!(reports(format!("5,1234,4603949,-;{words}")));
+        assert!(reports(format!("5,1234,4603949,-,caller=T1;{words}")));
         assert!(
-            !tells(format!("13,1234,4603949,-;{words}")),
+            !reports(format!("13,1234,4603949,-;{words}")),
             "a program said it"
         );
-        assert!(!tells(format!("5,1234,4603949,-;somebody: {words}")));
-        assert!(!tells(
+        assert!(!reports(format!("5,1234,4603949,-;somebody: {words}")));
+        assert!(!reports(
             "5,1234,4603949,-;random: crng init done\n".to_owned()
         ));
-        assert!(!tells(words.to_owned()));
-        assert!(!tells(String::new()));
+        assert!(!reports(words.to_owned()));
+        assert!(!reports(String::new()));
     }
 }

@@ -187,10 +187,10 @@ pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
     if !is_missing {
         return Err(error);
     }
-    let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+    let no_listener = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
     match dial(port) {
         // A refusal by the host has words of its own, no number of the system's.
-        Err(other) if nobody.contains(&other.kind()) && is_of_system(&other) => Err(error),
+        Err(other) if no_listener.contains(&other.kind()) && is_of_system(&other) => Err(error),
         dialled => dialled,
     }
 }

@@ -32,7 +32,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     let number = error
         .raw_os_error()
         .unwrap_or(rustix::io::Errno::IO.raw_os_error());
-    // If the agent is gone, there is nobody to tell.
+    // If the agent is gone, there is no reader.
     let _ = File::from(result).write_all(&number.to_le_bytes());
     ExitCode::FAILURE
 }

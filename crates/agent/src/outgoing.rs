@@ -11,7 +11,7 @@ use wire::agent::{
     ErrorKind, ErrorReport, Frame, HEADER_LEN, MAX_DATA_LEN, OPERATION_CHANNEL, Stream, data_header,
 };
 
-/// Kept free of data for everything else, in bytes. Between two data frames the agent owes at most four grants of
+/// Kept free of data for everything else, in bytes. Between two data frames the agent has to send at most four grants of
 /// standard input (each is a quarter of its window), three ends of streams, and one final frame, of which an error is the
 /// longest with little over 1 KiB.
 const CONTROL_RESERVE: usize = 4096;

@@ -65,7 +65,7 @@ fn wait(sockets: [&OwnedFd; 2], directions: &[Direction; 2]) -> Result<(), Failu
         flags.set(PollFlags::IN, directions[index].wants_to_read());
         flags.set(PollFlags::OUT, directions[1 - index].wants_to_write());
         // An error of a socket to which something may yet have to be sent ends the waiting; the end of both its directions, which
-        // poll tells whether asked or not, must not.
+        // poll reports whether asked or not, must not.
         if !flags.is_empty() || !directions[1 - index].is_done {
             wanted.push(PollFd::new(*socket, flags));
             indices.push(index);

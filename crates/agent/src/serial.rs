@@ -2,7 +2,7 @@
 //!
 //! A port has one user: this process. So it carries what the host asks for, channels to [`wire::agent::PORT`], which become sessions as connections over
 //! vsock do; and what the guest asks the host for: the agent's own announcement, and whatever other programs dial through the
-//! [host socket](crate::host_socket). Whoever is at the other end of the port is the host, by how the machine is built.
+//! [host socket](crate::host_socket). The other end of the port is the host, by how the machine is built.
 
 mod device;
 
@@ -86,7 +86,7 @@ impl SerialHost {
     pub fn dial(&self, port: u32) -> io::Result<OwnedFd> {
         let (ours, theirs) = pair()?;
         let (sender, receiver) = mpsc::sync_channel(1);
-        // Nobody waits any more if it comes late.
+        // If it comes late, its receiver is gone.
         let answered = move |answer| drop(sender.try_send(answer));
         self.hand_over(port, theirs, Box::new(answered));
         match receiver.recv_timeout(DIAL_TIMEOUT) {
@@ -108,7 +108,7 @@ impl SerialHost {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        // Nobody panics while holding it.
+        // No thread panics while holding it.
         self.has_peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -62,7 +62,7 @@ impl Server {
         Server { endpoints, service }
     }
 
-    /// Where an agent listens that was not told: wherever the host may be.
+    /// Where an agent listens by default: wherever the host may be.
     pub fn default_endpoints() -> Vec<Endpoint> {
         vec![Endpoint::Vsock, Endpoint::serial()]
     }
@@ -85,7 +85,7 @@ impl Server {
                 let (endpoint, failed) = (endpoint.clone(), failed.clone());
                 spawn("listen", move || {
                     let Err(error) = service.listen(&endpoint);
-                    // Somebody listens to this for as long as the process lives.
+                    // The receiver lives as long as the process.
                     let _ = failed.send(error);
                 })?;
                 continue;
@@ -118,7 +118,7 @@ fn has_line(endpoints: &[Endpoint]) -> bool {
     endpoints.iter().any(is_line)
 }
 
-/// What a guest without vsock is told that its agent waits for.
+/// What the log of a guest without vsock says that its agent waits for.
 fn awaited(endpoints: &[Endpoint]) -> String {
     let mut ports = endpoints.iter().filter_map(|endpoint| match endpoint {
         Endpoint::Serial(port) => Some(port),

@@ -53,7 +53,7 @@ pub struct Options {
     pub places: Arc<Places>,
     /// What the guest's administrator allows.
     pub config: Config,
-    /// What tells this guest from what it was before it was resumed.
+    /// What distinguishes this guest from itself before it was resumed.
     pub generation: Arc<Generation>,
     /// What transfers of files have together.
     pub transfers: Arc<Transfers>,
@@ -146,7 +146,7 @@ pub(crate) fn serve_in_place(
                 &options.generation,
                 &options.launcher,
             );
-            told(socket, result)
+            reported(socket, result)
         }
         Ok(Request::Exec(request)) => run_command(socket, decoder, options, &request),
         Ok(Request::Bench(start)) => {
@@ -158,17 +158,17 @@ pub(crate) fn serve_in_place(
                 start,
                 place,
             );
-            told(socket, result)
+            reported(socket, result)
         }
         Ok(Request::Forward(request)) => {
             let result = forwarding::run(socket, decoder, &options.forwarding, request, place);
-            told(socket, result)
+            reported(socket, result)
         }
         Ok(Request::Transfer(start)) => {
             let result = files::run(socket, decoder, &options.transfers, &start);
-            told(socket, result)
+            reported(socket, result)
         }
-        Err(stop) => told(socket, Err(stop)),
+        Err(stop) => reported(socket, Err(stop)),
     };
     if !matches!(result, Err(Stop::HostGone(_))) {
         linger(socket, Instant::now() + LINGER);
@@ -184,7 +184,7 @@ fn run_command(
 ) -> Result<(), Stop> {
     let command = match Running::start(request, &options.launcher) {
         Ok(command) => command,
-        Err(report) => return told(socket, Err(Stop::Report(report))),
+        Err(report) => return reported(socket, Err(Stop::Report(report))),
     };
     let mut session = exec::Session::new(socket, decoder, command);
     let result = session.run();
@@ -203,7 +203,7 @@ fn allow(options: &Options, request: Request) -> Result<Request, Stop> {
 }
 
 /// The result, of which the host knows.
-fn told(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
+fn reported(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
     if let Err(Stop::Report(report)) = &result {
         tell(socket, report, Instant::now() + LINGER);
     }

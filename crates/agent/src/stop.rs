@@ -10,7 +10,7 @@ pub enum Stop {
     /// The host is not there any more.
     #[error("the host closed the connection or does not answer: {0}")]
     HostGone(io::Error),
-    /// The host was told this.
+    /// The host was sent this.
     #[error("{}", .0.message)]
     Report(ErrorReport),
 }

@@ -1,7 +1,7 @@
 //! The guest's switchboard: programs of the guest get circuits of it, zero-copy ones where there is a window for them.
 //!
 //! Programs come to a UNIX socket ([`programs`]) and say whom they want to call, or where they want to be called. The call itself is an ordinary vsock connection
-//! ([`calls`]): it is made, or not, as that of any other program. Beside that the agent tells the host ([`link`]) that a window is wanted for it, and the host decides from the connection that it
+//! ([`calls`]): it is made, or not, as that of any other program. Beside that the agent reports to the host ([`link`]) that a window is wanted for it, and the host decides from the connection that it
 //! carries. If it gives a window, which is a device of this guest ([`devices`]), the agent hands the device's descriptor to that one program; if not, the connection
 //! carries the bytes. So whatever is missing (windows, an answer, the host's switchboard at all), there is a circuit, as long as there is a connection.
 //!
@@ -12,9 +12,9 @@
 //! own, since a program can make one take long; it holds up no other window.
 //!
 //! One thread, `switchboard`, keeps the session with the host and watches leases and new devices; it sleeps without a timer while nothing happens. Each program that has asked has a thread.
-//! All of them share [`Shared`] behind one lock, which nobody keeps while it waits.
+//! All of them share [`Shared`] behind one lock, which no thread keeps while it waits.
 //!
-//! Once the host was told that a call is there (`DIALLED`, `ACCEPTED`), only its answer decides what the call becomes: if none comes, the call ends. Otherwise one side could believe in a
+//! Once the host was notified that a call is there (`DIALLED`, `ACCEPTED`), only its answer decides what the call becomes: if none comes, the call ends. Otherwise one side could believe in a
 //! window and the other in a stream.
 
 mod calls;
@@ -89,7 +89,7 @@ enum Decision {
     Window(Loan),
     /// Its connection carries the bytes.
     Stream { peer: Place },
-    /// Nobody knows: the session with the host has ended.
+    /// Unknown: the session with the host has ended.
     Lost,
 }
 
@@ -161,7 +161,7 @@ impl Switchboard {
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
-        // Nobody panics while holding it.
+        // No thread panics while holding it.
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -210,7 +210,7 @@ impl Switchboard {
         }
     }
 
-    /// Asks the host for a window for a call, of which it makes what waits and the words, each with the call's number: no number if there is nobody to ask.
+    /// Asks the host for a window for a call, of which it makes what waits and the words, each with the call's number: no number if there is no session.
     fn ask(
         &self,
         waiting: impl FnOnce(u64) -> Waiting,
@@ -233,7 +233,7 @@ impl Switchboard {
         }
     }
 
-    /// The call with this number was taken. Not if the host was not told of it, and never will be.
+    /// The call with this number was taken. Not if the host was not notified of it, and never will be.
     fn dialled(&self, id: u64, cid: u32, port: u32) -> bool {
         let mut shared = self.lock();
         shared.waiting.contains_key(&id) && shared.say(&FromAgent::Dialled { id, cid, port })

@@ -259,7 +259,7 @@ impl Drop for Killed {
             let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
             if let (Some(pid), Ok(None)) = (pid, self.0.try_wait()) {
                 let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-                // Whoever does not die at once, in an uninterruptible wait, is not waited for: its end is taken note of by a thread.
+                // A process that does not die at once, in an uninterruptible wait, is not waited for here: a thread reaps it.
                 if let Ok(None) = self.0.try_wait() {
                     reap_later(&self.0);
                 }

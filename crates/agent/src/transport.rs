@@ -114,7 +114,7 @@ impl Listener {
     /// Wait for the next connection that comes from the host (or, on a UNIX socket, from root or the agent's user).
     ///
     /// # Errors
-    /// The system's reason; `PermissionDenied` for a connection of somebody else, which is closed.
+    /// The system's reason; `PermissionDenied` for a connection of another peer, which is closed.
     pub fn accept(&self) -> io::Result<OwnedFd> {
         let connection =
             rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
@@ -152,12 +152,12 @@ pub(crate) fn peer_user(connection: &OwnedFd) -> io::Result<u32> {
 /// Listen at a path, for root and the agent's own user (mode 0600). A socket there whose owner is gone is replaced.
 ///
 /// # Errors
-/// The system's reason; `AddrInUse` if somebody listens there.
+/// The system's reason; `AddrInUse` if another program listens there.
 pub(crate) fn listen_at_path(path: &Path) -> io::Result<OwnedFd> {
     listen_at_path_with_mode(path, 0o600)
 }
 
-/// The same for whoever may by this mode.
+/// The same for users whom this mode allows.
 pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let address = rustix::net::SocketAddrUnix::new(path)?;
     let (family, kind) = (
@@ -180,7 +180,7 @@ pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<Own
     if mode & 0o077 != 0 {
         open_to_others(path, mode)?;
     }
-    // Nobody can connect before, so the mode is right from the first connection on.
+    // No program can connect before, so the mode is right from the first connection on.
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
@@ -207,7 +207,7 @@ fn refused(reason: &str) -> io::Error {
 /// Dial the host's port [`PORT`] from a privileged port, which proves to the host that this is no ordinary program.
 ///
 /// # Errors
-/// The system's reason: no vsock device yet, nobody listens, no privileged port free or allowed.
+/// The system's reason: no vsock device yet, no listener, no privileged port free or allowed.
 pub fn dial_host() -> io::Result<OwnedFd> {
     dial_host_as_agent(PORT)
 }
@@ -250,7 +250,7 @@ pub(crate) fn bind_anywhere() -> io::Result<(OwnedFd, u32)> {
     Ok((socket, address.port()))
 }
 
-/// Calls somebody.
+/// Makes a call.
 pub(crate) fn connect(socket: &OwnedFd, cid: u32, port: u32) -> io::Result<()> {
     Ok(nix::sys::socket::connect(
         socket.as_raw_fd(),
@@ -298,7 +298,7 @@ pub(crate) fn accept_guest(listener: &OwnedFd, cid: u32) -> io::Result<Option<Ow
 /// Dial a port of another guest, or of the host.
 ///
 /// # Errors
-/// The system's reason; a refusal, by a rule or because nobody listens, is a reset.
+/// The system's reason; a refusal, by a rule or for want of a listener, is a reset.
 pub(crate) fn dial_guest(cid: u32, port: u32) -> io::Result<OwnedFd> {
     let mut attempt = 1;
     loop {

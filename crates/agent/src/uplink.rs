@@ -72,7 +72,7 @@ pub fn announce(socket: &OwnedFd, options: &Options, callers: &Callers) -> io::R
     let mut hello = options.hello_now();
     hello.capabilities.push(CAPABILITY_PROOF.to_owned());
     let hello = &hello;
-    let _told = options.generation.tell_on(socket)?;
+    let _known = options.generation.known_on(socket)?;
     greet(socket, hello, deadline)?;
     let mut decoder = Decoder::new();
     let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidData, message);

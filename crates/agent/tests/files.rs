@@ -305,7 +305,7 @@ fn a_full_disk_is_told_and_leaves_no_partial_file() {
         &mut Memory::default(),
     );
     let result = refused;
-    let Err(Stop::Told(report)) = result else {
+    let Err(Stop::Reported(report)) = result else {
         panic!("{result:?}")
     };
     assert_eq!(report.kind, ErrorKind::Unavailable);
@@ -338,7 +338,7 @@ fn a_full_disk_is_told_and_leaves_no_partial_file() {
         resumed: false,
     };
     let result = send(&mut channel, &request, &mut Memory::default());
-    let Err(Stop::Told(report)) = result else {
+    let Err(Stop::Reported(report)) = result else {
         panic!("{result:?}")
     };
     assert!(report.message.contains("is full"), "{}", report.message);

@@ -134,11 +134,11 @@ impl Shared {
             Ok(Request::Listen {
                 port, kind, ring, ..
             }) => {
-                let told = self.listen(&program, port, kind, ring);
+                let answered = self.listen(&program, port, kind, ring);
                 // Until it goes.
                 let _ = program.read(&mut [0]);
                 self.lock().listeners.remove(&port);
-                told
+                answered
             }
             Err(error) => say(&program, &Answer::error(ErrorCode::Invalid, error), &[]),
         };

@@ -65,7 +65,7 @@ const WATCHED: [Watched; 4] = [
     },
 ];
 
-/// The signals that are the command's. Others it has in common with this process, such as those of the terminal, or nobody sends them.
+/// The signals that are the command's. Others it has in common with this process, such as those of the terminal, or they are not sent.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// Why the command's end is not known.
@@ -127,7 +127,7 @@ pub fn run(command: Command, settings: Settings) -> Result<u8, RunError> {
     let wanted = FORWARDED
         .into_iter()
         .filter(|signal| ignored & (1 << (signal - 1)) == 0);
-    // Before the command is there, so that no signal is lost; they wait until there is somebody to have them.
+    // Before the command is there, so that no signal is lost; they wait until the command is there.
     let signals = Signals::new(wanted).map_err(local("take signals"))?;
     let program = command.get_program().to_string_lossy().into_owned();
     let spawned = supervise::spawn(command, &WATCHED);
@@ -153,10 +153,10 @@ fn forward(mut signals: Signals, pid: Pid) -> io::Result<()> {
             let Some(signal) = Signal::from_named_raw(number) else {
                 continue;
             };
-            // What somebody types is for the whole foreground group, the command in it.
+            // Keys of the terminal are for the whole foreground group, the command in it.
             let is_typed = matches!(signal, Signal::INT | Signal::QUIT) && is_in_foreground();
             if !is_typed {
-                // Nobody there any more is as good.
+                // A process that has ended is as good.
                 let _ = pidfd_send_signal(&command, signal);
             }
         }

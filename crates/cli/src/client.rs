@@ -168,7 +168,7 @@ impl Client {
     /// Takes the link of a VM's port up or down.
     ///
     /// # Errors
-    /// A name that nobody can have, or [`ClientError`].
+    /// A name that no VM can have, or [`ClientError`].
     pub fn set_link(&self, name: &str, vm: &str, request: LinkRequest) -> Result<(), Failure> {
         parse_full_name("a VM", vm)?;
         let vm = vm.replace('/', "%2F");
@@ -182,7 +182,7 @@ impl Client {
     /// daemon does.
     ///
     /// # Errors
-    /// A name that nobody can have, or [`ClientError`].
+    /// A name that no VM can have, or [`ClientError`].
     pub fn capture_lines(
         &self,
         vm: Option<&str>,

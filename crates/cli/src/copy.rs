@@ -300,8 +300,8 @@ impl Copy<'_> {
 fn ended(stop: Stop) -> Ended {
     match stop {
         Stop::Broken(error) => Ended::Broken(error.to_string()),
-        Stop::Told(report) if report.kind == ErrorKind::Busy => Ended::Broken(report.message),
-        Stop::Told(report) | Stop::Failed(report) => {
+        Stop::Reported(report) if report.kind == ErrorKind::Busy => Ended::Broken(report.message),
+        Stop::Reported(report) | Stop::Failed(report) => {
             Ended::Final(CopyError::Stopped(report.message))
         }
         Stop::Cancelled => Ended::Final(CopyError::Interrupted),

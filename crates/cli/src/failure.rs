@@ -15,7 +15,7 @@ pub const FAILURE: u8 = 1;
 /// The exit code when the command line is wrong.
 pub const USAGE: u8 = 2;
 
-/// The exit code of a program that SIGPIPE has ended, as a shell tells it: 128 and its number. Rust's programs ignore the signal, and see an error.
+/// The exit code of a program that SIGPIPE has ended, as a shell reports it: 128 and its number. Rust's programs ignore the signal, and see an error.
 pub const NOBODY_READS: u8 = 141;
 
 /// A command that did not succeed.

@@ -1,7 +1,7 @@
 //! `ringdown forward`: programs of the host reach those of a guest, and the other way round, over TCP and UNIX sockets.
 //!
 //! Towards the guest, this process listens on the host, and each connection asks the agent for one of its own. Towards the host, the
-//! agent listens in the guest for as long as one connection to it stands, and tells of each caller, whom this process then takes. What
+//! agent listens in the guest for as long as one connection to it stands, and reports each caller, whose connection this process then takes. What
 //! passes is said in [`wire::agent::forward`].
 //!
 //! The end of one direction is passed on and the other goes on. A connection that breaks on one side is reset on the other, where the system
@@ -44,13 +44,13 @@ pub trait Guest: Send + Sync + 'static {
     fn host_socket(&self, timeout: Duration) -> Result<PathBuf, String>;
 }
 
-/// What tells a person how it goes.
-type Tell = mpsc::Sender<String>;
+/// Messages for the person.
+type Messages = mpsc::Sender<String>;
 
 struct Shared<G> {
     guest: G,
     places: Arc<Semaphore>,
-    tell: Tell,
+    sender: Messages,
 }
 
 /// What is forwarded: to the guest, with the places on the host that are listened at, and to the host.
@@ -76,18 +76,18 @@ impl Places {
     }
 }
 
-/// Forwards, until what is told of goes unheard.
+/// Forwards, until its messages have no reader.
 ///
 /// # Errors
 /// The agent cannot listen in the guest at first.
-pub async fn run<G: Guest>(guest: G, places: Places, tell: Tell) -> io::Result<()> {
+pub async fn run<G: Guest>(guest: G, places: Places, sender: Messages) -> io::Result<()> {
     let shared = Arc::new(Shared {
         guest,
         places: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
-        tell,
+        sender,
     });
     let mut tasks = tokio::task::JoinSet::new();
-    // All places are listened at before anything is forwarded: whoever is told that it works finds all of it at work.
+    // All places are listened at before anything is forwarded: a message that it works is true of all of them.
     let mut there = Vec::new();
     for forward in places.there {
         let listening = listen_in_guest(&shared, &forward, Duration::ZERO).await;
@@ -95,7 +95,7 @@ pub async fn run<G: Guest>(guest: G, places: Places, tell: Tell) -> io::Result<(
     }
     for (listener, forward) in places.here {
         shared
-            .told(format!(
+            .report(format!(
                 "forwarding {} to {} in the guest",
                 listener.place(),
                 forward.to_words()
@@ -114,9 +114,9 @@ pub async fn run<G: Guest>(guest: G, places: Places, tell: Tell) -> io::Result<(
 }
 
 impl<G: Guest> Shared<G> {
-    async fn told(&self, words: String) {
-        // Nobody listens: the process is about to end.
-        let _ = self.tell.send(words).await;
+    async fn report(&self, words: String) {
+        // No receiver: the process is about to end.
+        let _ = self.sender.send(words).await;
     }
 
     /// A connection to the agent, of which this was asked; the answer is still to come.
@@ -167,7 +167,7 @@ fn into_async(stream: std::os::unix::net::UnixStream) -> io::Result<UnixStream> 
 /// Carry what connects on the host.
 async fn serve_host<G: Guest>(shared: Arc<Shared<G>>, listener: Listener, to: Place) {
     loop {
-        // Whoever comes when all are taken waits in the backlog.
+        // Further callers wait in the backlog.
         let Ok(place) = Arc::clone(&shared.places).acquire_owned().await else {
             return;
         };
@@ -177,14 +177,14 @@ async fn serve_host<G: Guest>(shared: Arc<Shared<G>>, listener: Listener, to: Pl
                 let request = Message::Dial(to.clone());
                 tokio::spawn(async move {
                     if let Err(words) = shared.carry(program, request).await {
-                        shared.told(words).await;
+                        shared.report(words).await;
                     }
                     drop(place);
                 });
             }
             Err(error) => {
                 shared
-                    .told(format!("cannot accept a connection: {error}"))
+                    .report(format!("cannot accept a connection: {error}"))
                     .await;
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -214,7 +214,7 @@ async fn listen_in_guest<G: Guest>(
         specification::words(&place),
         forward.to_words()
     );
-    shared.told(words).await;
+    shared.report(words).await;
     Ok(Listening {
         stream: into_async(connection.stream).map_err(|error| error.to_string())?,
         decoder: connection.decoder,
@@ -228,7 +228,7 @@ async fn serve_guest<G: Guest>(shared: Arc<Shared<G>>, mut listening: Listening,
         let ended = take_callers(&shared, &mut listening, &forward.to).await;
         let at = specification::words(&forward.listen);
         shared
-            .told(format!(
+            .report(format!(
                 "the listener at {at} in the guest has ended: {ended}; retrying"
             ))
             .await;
@@ -310,14 +310,14 @@ async fn take<G: Guest>(
     match LocalStream::connect(&to).await {
         Ok(program) => {
             if let Err(words) = shared.carry(program, request).await {
-                shared.told(words).await;
+                shared.report(words).await;
             }
         }
         Err(error) => {
             let _ = leave.send(number).await;
             let to = specification::words(&to);
             let words = format!("cannot connect to {to}: {error}");
-            shared.told(words).await;
+            shared.report(words).await;
         }
     }
 }

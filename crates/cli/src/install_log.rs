@@ -18,7 +18,7 @@ const MAX_FILES: usize = 4;
 pub struct LogFile {
     path: PathBuf,
     open: Option<File>,
-    /// Some of the log has gone before it was read. Whoever has told of it takes this back.
+    /// Some of the log has gone before it was read. The caller reports it and resets this.
     pub has_gap: bool,
 }
 
@@ -269,7 +269,7 @@ mod tests {
         }
         assert_eq!(next(&mut log), "six\n");
         assert!(log.has_gap);
-        // A reader that has stopped is told on.
+        // An error of the reader is returned.
         append(&path, "seven\n");
         let refused = log.read(&mut |_| Err(io::ErrorKind::BrokenPipe.into()));
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::BrokenPipe);

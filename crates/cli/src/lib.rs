@@ -14,8 +14,6 @@ mod cloud_hypervisor;
 mod commands;
 mod completion;
 mod copy;
-#[cfg(test)]
-mod documents;
 mod exec;
 mod failure;
 mod firecracker;
@@ -47,6 +45,16 @@ pub fn command() -> clap::Command {
     arguments::Arguments::command()
 }
 
+/// Whether the words, of which the first is the program's name, are a command line.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check_words(words: &[OsString]) -> Result<(), String> {
+    let arguments =
+        arguments::Arguments::try_parse_from(words).map_err(|error| error.to_string())?;
+    separator::check(words, &arguments.command).map_err(|failure| failure.to_string())
+}
+
 /// Does what the arguments ask for; the first is the program's name. Messages go to standard error.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let words: Vec<OsString> = arguments.into_iter().collect();
@@ -64,7 +72,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if !failure.is_silent() {
-                // Nobody may read that either; `eprintln!` would panic then.
+                // Standard error may be closed too; `eprintln!` would panic then.
                 let _ = writeln!(std::io::stderr(), "error: {failure}");
             }
             ExitCode::from(failure.code)

@@ -8,7 +8,7 @@ use crate::qemu::serial_ports;
 use crate::vmm::{Accelerator, Memory, qemu_path};
 use crate::windows;
 
-/// What a guest takes the MTU for if it is not told.
+/// The MTU that a guest assumes by default.
 const USUAL_MTU: u16 = 1500;
 
 /// The daemon carries bytes in and out of the guest's memory.

@@ -62,7 +62,7 @@ fn name_no_hidden_command(error: &mut Error, command: &Command) {
 mod tests {
     use super::*;
 
-    fn told(words: &[&str]) -> String {
+    fn shown(words: &[&str]) -> String {
         let words = std::iter::once(&"ringdown").chain(words);
         let error = crate::command().try_get_matches_from(words).unwrap_err();
         clearer(error, &crate::command()).to_string()
@@ -86,12 +86,12 @@ mod tests {
                 "qemu|libvirt|cloud-hypervisor|firecracker",
             ),
         ] {
-            let text = told(words);
+            let text = shown(words);
             assert!(text.contains(expected), "{text}");
             for wrong in ["start-programs", "check --json", "invalid digit"] {
                 assert!(!text.contains(wrong), "{text}");
             }
         }
-        assert!(told(&["exec", "--wait", "99999", "web", "ls"]).contains("99999"));
+        assert!(shown(&["exec", "--wait", "99999", "web", "ls"]).contains("99999"));
     }
 }

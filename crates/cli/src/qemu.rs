@@ -20,7 +20,7 @@ pub const RECONNECT: &str = "reconnect=1";
 pub fn arguments(vm: &VmStatus, memory: &Memory, accelerator: Accelerator) -> Vec<String> {
     let mut arguments = Vec::new();
     if !vm.nets.is_empty() && accelerator == Accelerator::Kvm {
-        // QEMU emulates unless it is told otherwise, and these cards are not for that.
+        // QEMU emulates by default, and these cards are not for that.
         arguments.extend(["-accel", "kvm"].map(str::to_owned));
     }
     if let Some(windows) = &vm.windows {
@@ -50,7 +50,7 @@ pub fn arguments(vm: &VmStatus, memory: &Memory, accelerator: Accelerator) -> Ve
     }
     for (index, (name, chardev)) in ports.into_iter().enumerate() {
         let id = format!("{ID}{index}");
-        // Whoever connects does so again whenever the other has gone away.
+        // The side that connects does so again whenever the other has gone away.
         let socket = match chardev {
             ChardevInfo::Listen(path) => format!("path={},{RECONNECT}", qemu_path(path)),
             ChardevInfo::Connect(path) => format!("path={},server=on,wait=off", qemu_path(path)),

@@ -1,4 +1,4 @@
-//! `ringdown web`: a door on loopback to the daemon's page, and to what the page asks.
+//! `ringdown web`: a proxy on loopback to the daemon's page, and to what the page asks.
 //!
 //! Whoever can connect to this host's loopback can knock: other users, and web pages in a browser that runs here. So
 //! - only who has the token is told anything. It travels in the fragment of the address that is printed, which browsers send to nobody, and comes
@@ -67,19 +67,19 @@ const TOO_MANY: &str = "64 connections to this page are open, which is the limit
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
-/// The door.
+/// The proxy.
 #[derive(Debug)]
-pub struct Door {
+pub struct Proxy {
     /// The daemon's control socket.
     pub socket: PathBuf,
     /// What opens it.
     pub token: Token,
 }
 
-impl Door {
+impl Proxy {
     /// Lets requests through until `end` is there.
     pub async fn serve(self, listener: TcpListener, end: impl Future<Output = ()>) {
-        let door = Arc::new(self);
+        let proxy = Arc::new(self);
         let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let newcomers = Newcomers::new(MAX_NEWCOMERS);
         let mut server = hyper::server::conn::http1::Builder::new();
@@ -103,7 +103,7 @@ impl Door {
             };
             let (place, stay) = newcomers.enter();
             let visit = Arc::new(Visit {
-                door: door.clone(),
+                proxy: proxy.clone(),
                 slots: slots.clone(),
                 place,
                 slot: Mutex::new(None),
@@ -218,7 +218,7 @@ impl Door {
 /// One connection.
 #[derive(Debug)]
 struct Visit {
-    door: Arc<Door>,
+    proxy: Arc<Proxy>,
     slots: Arc<Semaphore>,
     place: Place,
     /// What it holds from when it has shown the token until it ends.
@@ -227,19 +227,19 @@ struct Visit {
 
 impl Visit {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
-        let shows_token = self.door.knows(request.headers());
+        let shows_token = self.proxy.knows(request.headers());
         if shows_token {
             self.let_in();
         }
         let is_let_in = self.slot().is_some();
         let judged = self
-            .door
+            .proxy
             .judge(request.method(), request.uri(), request.headers());
         let mut response = match judged {
             Ok(()) if shows_token && !is_let_in => {
                 refusal(StatusCode::SERVICE_UNAVAILABLE, TOO_MANY)
             }
-            Ok(()) => match self.door.ask(request).await {
+            Ok(()) => match self.proxy.ask(request).await {
                 Ok(response) => response,
                 Err(why) => refusal(StatusCode::BAD_GATEWAY, &why),
             },

@@ -1,4 +1,4 @@
-//! The windows of a VM, as each VMM is told of them: memory of zero-copy circuits, each window a virtio-pmem device.
+//! The windows of a VM, as each VMM gets them: memory of zero-copy circuits, each window a virtio-pmem device.
 
 use api::VmWindows;
 use config::{MAX_WINDOWS, WindowsSpec};
@@ -6,7 +6,7 @@ use windows::memory::{port_name, ports};
 
 use crate::vmm::{Memory, qemu_path};
 
-/// Numbers of chassis from here on are hardly anybody's.
+/// Numbers of chassis from here on are hardly in use.
 const FIRST_CHASSIS: u32 = 200;
 
 /// The slot of the first eight ports. libvirt gives slots from 1 up, and takes those that QEMU has given already for its own.

@@ -1,8 +1,8 @@
 //! The runtime directory, its lock, and the sockets that a dead daemon left behind.
 //!
 //! One daemon owns a runtime directory. It holds an advisory lock on a file there for as long as it lives, which
-//! the kernel releases however it dies. So a socket found by the owner of the lock belongs to nobody who lives, or
-//! to another program; a dial tells which: a socket that nobody listens on refuses it.
+//! the kernel releases however it dies. So a socket found by the owner of the lock belongs to no living process, or
+//! to another program; a dial shows which: a socket without a listener refuses it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -61,7 +61,7 @@ pub enum RuntimeError {
         /// The other daemon's process, if it is known.
         pid: Option<u32>,
     },
-    /// Somebody listens on the socket.
+    /// Another process listens on the socket.
     #[error("another program listens on {}: end it, or choose another path", path.display())]
     InUse {
         /// The socket.
@@ -73,7 +73,7 @@ pub enum RuntimeError {
         /// What stands there.
         path: PathBuf,
     },
-    /// The runtime directory would have to be opened to others, and somebody else decides about it.
+    /// The runtime directory would have to be opened to others, and another program decides about it.
     #[error(
         "[control] lets others use the control socket, and they cannot pass through {}, whose mode ({mode:04o}) the daemon has not set and leaves alone: \
          name a directory with --runtime-dir that the daemon makes itself, or let them pass with `{remedy}`",
@@ -218,7 +218,7 @@ impl RuntimeLock {
             .create(true)
             .truncate(false)
             .mode(0o600);
-        // A link left by somebody else must not make us write into a file of theirs.
+        // A link left by another user must not make us write into a file of theirs.
         options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
         let mut file = options.open(&path).map_err(failed)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -241,10 +241,10 @@ impl RuntimeLock {
     }
 }
 
-/// Makes room for a socket: removes one that nobody listens on any more. Returns whether there was one.
+/// Makes room for a socket: removes one without a listener. Returns whether there was one.
 ///
 /// # Errors
-/// [`RuntimeError::InUse`] when somebody listens there, [`RuntimeError::NotASocket`] when it is something else;
+/// [`RuntimeError::InUse`] when a process listens there, [`RuntimeError::NotASocket`] when it is something else;
 /// neither is touched.
 pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
     let system = |what, error| RuntimeError::System {
@@ -268,7 +268,7 @@ pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
         });
     }
     match dial_without_waiting(&address) {
-        // A full backlog means that somebody listens, however slowly; so does a socket of another type.
+        // A full backlog means that a process listens, however slowly; so does a socket of another type.
         Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => {
             return Err(RuntimeError::InUse {
                 path: path.to_owned(),

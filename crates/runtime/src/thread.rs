@@ -49,7 +49,7 @@ impl RuntimeThread {
         &self.runtime
     }
 
-    /// Tells it to stop, and waits until it has.
+    /// Asks it to stop, and waits until it has.
     pub fn stop(&self) {
         let thread = self
             .thread

@@ -188,7 +188,7 @@ impl Channel {
             match self.decoder.next_frame()? {
                 None | Some((OPERATION_CHANNEL, Frame::Transfer(Message::Alive))) => {}
                 Some((OPERATION_CHANNEL, Frame::Transfer(message))) => return Ok(Some(message)),
-                Some((_, Frame::Error(report))) => return Err(Stop::Told(report)),
+                Some((_, Frame::Error(report))) => return Err(Stop::Reported(report)),
                 Some(_) => return Err(Stop::protocol("a frame that belongs to no transfer")),
             }
         }
@@ -278,7 +278,7 @@ impl Channel {
             loop {
                 match self.try_message() {
                     Ok(Some(_)) => {}
-                    Err(Stop::Told(report)) => return Stop::Told(report),
+                    Err(Stop::Reported(report)) => return Stop::Reported(report),
                     Ok(None) | Err(_) => break,
                 }
             }

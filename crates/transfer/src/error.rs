@@ -12,7 +12,7 @@ pub enum Stop {
     Broken(io::Error),
     /// The other side said why.
     #[error("{}", .0.message)]
-    Told(ErrorReport),
+    Reported(ErrorReport),
     /// This side cannot go on, and sends the reason to the other.
     #[error("{}", .0.message)]
     Failed(ErrorReport),

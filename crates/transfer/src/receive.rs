@@ -87,7 +87,7 @@ pub fn receive(
         source: None,
         next_source: 0,
         entries: 0,
-        told: 0,
+        reported: 0,
         current: Current::Nothing,
         chunk: vec![0; MAX_CHUNK_LEN].into_boxed_slice(),
     };
@@ -123,7 +123,7 @@ struct Receiver<'a> {
     source: Option<u32>,
     next_source: usize,
     entries: u64,
-    told: u64,
+    reported: u64,
     current: Current,
     chunk: Box<[u8]>,
 }
@@ -175,7 +175,7 @@ impl Receiver<'_> {
                     ));
                 }
             }
-            if self.entries - self.told >= TELL_EVERY && self.is_between_files() {
+            if self.entries - self.reported >= TELL_EVERY && self.is_between_files() {
                 self.tell()?;
             }
         }
@@ -210,8 +210,8 @@ impl Receiver<'_> {
     fn tell(&mut self) -> Result<(), Stop> {
         // The file that has just begun is not dealt with.
         let done = self.entries - u64::from(!self.is_between_files());
-        if done > self.told {
-            self.told = done;
+        if done > self.reported {
+            self.reported = done;
             self.channel.queue(Message::Done { entries: done })?;
             self.channel.flush()?;
         }

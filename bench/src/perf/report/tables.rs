@@ -345,8 +345,8 @@ fn captured(run: &Run) -> Table {
     }
     table(
         "Captures",
-        "Gbit/s, and microseconds there and back of ping-pong, while `ringdown capture` takes all that passes, and nobody looks. Its reader has no processor \
-         of its own. What it loses is counted; nobody waits for it.",
+        "Gbit/s, and microseconds there and back of ping-pong, while `ringdown capture` takes all that passes, without a reader of packets. Its reader has no processor \
+         of its own. What it loses is counted; nothing waits for it.",
         &["case", "alone", "captured", "ratio", "lost"],
         rows,
     )

@@ -186,8 +186,8 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Send all of this to the other end. With `hears`, what comes meanwhile on the same connection is the host's word.
-    pub(super) fn send(&mut self, mut bytes: &[u8], hears: bool) -> Result<(), Stop> {
+    /// Send all of this to the other end. With `listens`, what comes meanwhile on the same connection is the host's word.
+    pub(super) fn send(&mut self, mut bytes: &[u8], listens: bool) -> Result<(), Stop> {
         while !bytes.is_empty() {
             let socket = self
                 .circuit
@@ -195,7 +195,7 @@ impl<'a> Line<'a> {
                 .map_or(self.host, |(circuit, _)| circuit);
             match rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL) {
                 Ok(count) => bytes = &bytes[count..],
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, hears, self.deadline())?,
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, listens, self.deadline())?,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(self.other_gone(error.into())),
             }
@@ -204,7 +204,7 @@ impl<'a> Line<'a> {
     }
 
     /// Wait for the other end, and hear the host meanwhile where it can be heard.
-    fn wait(&mut self, flags: PollFlags, hears: bool, deadline: Instant) -> Result<(), Stop> {
+    fn wait(&mut self, flags: PollFlags, listens: bool, deadline: Instant) -> Result<(), Stop> {
         let timeout = until(deadline);
         let (other, host) = match &self.circuit {
             Some((circuit, _)) => {
@@ -217,11 +217,18 @@ impl<'a> Line<'a> {
                 (!fds[0].revents().is_empty(), !fds[1].revents().is_empty())
             }
             None => {
-                let wanted = if hears { flags | PollFlags::IN } else { flags };
+                let wanted = if listens {
+                    flags | PollFlags::IN
+                } else {
+                    flags
+                };
                 let mut fds = [PollFd::new(self.host, wanted)];
                 check_poll(rustix::event::poll(&mut fds, Some(&timeout)))?;
                 let found = fds[0].revents();
-                (!found.is_empty(), hears && found.intersects(PollFlags::IN))
+                (
+                    !found.is_empty(),
+                    listens && found.intersects(PollFlags::IN),
+                )
             }
         };
         if host {

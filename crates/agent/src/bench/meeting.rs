@@ -1,4 +1,4 @@
-//! How two guests' agents find each other: one listens and tells the host where, the other dials and proves that it is
+//! How two guests' agents find each other: one listens and reports to the host where, the other dials and proves that it is
 //! the one that the host sent.
 
 use std::os::fd::OwnedFd;

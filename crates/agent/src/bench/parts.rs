@@ -205,11 +205,11 @@ fn unexpected(arrival: &Arrival<'_>) -> Stop {
     })
 }
 
-/// Since when something passes, and when the host was told last.
+/// Since when something passes, and when the host was notified last.
 #[derive(Debug, Default)]
 struct Clock {
     began: Option<Instant>,
-    told: Option<Instant>,
+    notified: Option<Instant>,
 }
 
 impl Clock {
@@ -222,9 +222,9 @@ impl Clock {
         let now = Instant::now();
         self.began.get_or_insert(now);
         if line.is_between_guests()
-            && now.duration_since(*self.told.get_or_insert(now)) >= PROGRESS_INTERVAL
+            && now.duration_since(*self.notified.get_or_insert(now)) >= PROGRESS_INTERVAL
         {
-            self.told = Some(now);
+            self.notified = Some(now);
             line.tell_host(Message::Progress {
                 bytes: received.bytes(),
                 wrong_bytes: received.wrong_bytes(),

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The wait after an error of accept that says the system is short of something.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Everybody who waits, by the key of where.
+/// All callers that wait, by the key of where.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     waiting: Mutex<HashMap<Key, VecDeque<Caller>>>,

@@ -187,7 +187,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // It may have been removed by somebody else, which is as good.
+        // It may have been removed by another process, which is as good.
         let _ = std::fs::remove_file(&self.0);
     }
 }

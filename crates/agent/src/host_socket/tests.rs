@@ -44,13 +44,13 @@ fn an_agent_that_says_nothing_sensible_is_told_apart() {
     assert_eq!(kind(b""), io::ErrorKind::UnexpectedEof);
     assert_eq!(kind(b"OK 31"), io::ErrorKind::UnexpectedEof);
     assert_eq!(kind(&[b'x'; 2000]), io::ErrorKind::InvalidData);
-    let nobody = dial_at(
+    let refused = dial_at(
         Path::new("/nonexistent/host.sock"),
         5,
         Instant::now() + ANSWER_TIMEOUT,
     )
     .unwrap_err();
-    assert_eq!(nobody.kind(), io::ErrorKind::NotFound);
+    assert_eq!(refused.kind(), io::ErrorKind::NotFound);
 }
 
 #[test]

@@ -91,7 +91,7 @@ pub(super) fn set(host: &mut Host<'_>, config: &Config, len: u32) -> Result<(), 
     let text = receive_text(host, len as usize)?;
     let desktop = Desktop::find(config).map_err(unavailable)?;
     let (program, arguments) = tool(config, &desktop, true).map_err(unavailable)?;
-    // Whoever sets the clipboard has it, and gives it to whoever pastes: these tools stay for that.
+    // The program that sets the clipboard serves each paste: these tools stay for that.
     let output = as_user(&program, &desktop)
         .arguments(arguments)
         .input(&text)
@@ -154,7 +154,7 @@ pub(super) fn lock(host: &mut Host<'_>, config: &Config) -> Result<(), Stop> {
 
 fn as_user<'a>(program: &std::path::Path, desktop: &Desktop) -> Tool<'a> {
     let tool = Tool::new(program).environment(desktop.environment.clone());
-    // Without the right to become somebody else, an agent that is run by the desktop's own user needs none.
+    // Without the right to change its user, an agent that is run by the desktop's own user needs none.
     if rustix::process::geteuid().as_raw() == desktop.uid {
         tool
     } else {

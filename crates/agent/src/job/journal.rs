@@ -180,7 +180,7 @@ impl Parser {
                     let count = usize::try_from(*left)
                         .unwrap_or(usize::MAX)
                         .min(bytes.len());
-                    // One byte beyond the limit tells that it was cut.
+                    // One byte beyond the limit shows that it was cut.
                     keep(&mut self.line, &bytes[..count], MAX_ENTRY_LEN + 1);
                     *left -= count as u64;
                     bytes = &bytes[count..];

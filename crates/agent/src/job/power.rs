@@ -1,7 +1,7 @@
 //! Shutting the guest down, starting it again, putting it to sleep: as the guest itself does it.
 //!
 //! What init system there is decides. A running systemd is asked through `systemctl`; others have `poweroff` and `reboot`, which tell their
-//! init (OpenRC, sysvinit, runit, busybox). Only where the host forces it the kernel is told directly, after everything was written to disk: where the
+//! init (OpenRC, sysvinit, runit, busybox). Only where the host forces it the kernel is asked directly, after everything was written to disk: where the
 //! guest has no way of its own, where that fails, and where nothing comes of it.
 
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::tool::{Tool, find};
 /// How long the guest's own command may take. It only has to tell init, or to fail.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long writing everything to disk may take before the kernel is told all the same.
+/// How long writing everything to disk may take before the kernel is asked all the same.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long the host gets to hear of it before the guest stops.
@@ -28,7 +28,7 @@ const HEARING: Duration = Duration::from_millis(300);
 /// What there is only while systemd is the init system.
 const SYSTEMD: &str = "/run/systemd/system";
 
-/// Where the kernel is told to sleep.
+/// Where the kernel is asked to sleep.
 const STATE: &str = "/sys/power/state";
 
 pub(super) fn run(

@@ -1,7 +1,7 @@
 //! The figures of the guest, from `/proc` and from its file systems.
 //!
 //! The kernel's texts are read into numbers by functions of text, so that each can be tested with what kernels really say. What a line
-//! does not have counts as 0: an old kernel tells less.
+//! does not have counts as 0: an old kernel reports less.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

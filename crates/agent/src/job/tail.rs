@@ -4,7 +4,7 @@
 //!
 //! What is read is a queue of open files, of which the last is the one at the path: the lines of the first are sent until its end, then
 //! those of the next. An open file stays the same file when it is renamed, so a rotation (another file appears at the path) adds to the
-//! queue's end, and the old file is left only when it has had nothing more for a while: its writer goes on with it until it is told.
+//! queue's end, and the old file is left only when it has had nothing more for a while: its writer goes on with it until it is signalled.
 //!
 //! A place is found again by content: the file's number, the offset, and a hash of the [`CONTEXT`] bytes before it. So a file that was
 //! truncated or written anew is not mistaken for a file that went on, and a copy that was made before a truncation serves as well as a

@@ -1,4 +1,4 @@
-//! Finding a port by its name, and being told when it comes.
+//! Finding a port by its name, and being notified when it comes.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,7 +30,7 @@ const SETTLING: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Finder {
     port: SerialPort,
-    /// Tells of new devices, if the system can.
+    /// Reports new devices, if the system can.
     watch: Option<OwnedFd>,
     settled_at: Option<Instant>,
     is_settling: bool,
@@ -50,7 +50,7 @@ impl Finder {
         }
     }
 
-    /// What tells that there may be a port, once it is not to be expected at any moment.
+    /// What shows that there may be a port, once it is not to be expected at any moment.
     pub(super) fn awaited(&self) -> Option<BorrowedFd<'_>> {
         match self.is_settling {
             true => None,

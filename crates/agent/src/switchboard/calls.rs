@@ -35,7 +35,7 @@ const MAX_CALLERS: usize = 16;
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 impl Switchboard {
-    /// Calls somebody for a program.
+    /// Makes a call for a program.
     pub(super) fn connect(
         self: &Arc<Self>,
         program: &Program,
@@ -55,7 +55,7 @@ impl Switchboard {
                 side: Side::First,
                 kind,
                 ring,
-                // Nobody waits any more if it comes late.
+                // If it comes late, its receiver is gone.
                 tell: Box::new(move |decision| drop(sender.try_send(decision))),
             };
             let id = self.ask(waiting, |id| FromAgent::Dial {
@@ -72,7 +72,7 @@ impl Switchboard {
                 }
                 return self.connect_without_vsock(program, to, cid, error);
             }
-            // Without a session nobody else knows of a window either.
+            // Without a session the host does not know of a window either.
             let decision = match id.filter(|id| self.dialled(*id, cid, to.port())) {
                 None => Decision::Stream { peer: to.clone() },
                 Some(id) => answers.recv_timeout(ANSWER_TIMEOUT).unwrap_or_else(|_| {

@@ -4,9 +4,9 @@
 //!
 //! **Taking a window away** is to unbind the device of the bus *nd* from its driver, and to bind it again. Then the kernel has removed the `dax` device and made a new one: a mapping of the
 //! old one raises SIGBUS for ever, and its descriptor cannot be mapped any more. It would not do to unbind the `dax` device from `device_dax`: when that is bound again,
-//! mappings and descriptors from before are as good as new, and whoever had kept one would read what the next circuit writes.
+//! mappings and descriptors from before are as good as new, and a program that had kept one would read what the next circuit writes.
 //!
-//! Unbinding waits until nobody has pages of the window pinned (a program can, with `vmsplice` or io_uring), so it can take as long as that program lives.
+//! Unbinding waits until no program has pages of the window pinned (a program can, with `vmsplice` or io_uring), so it can take as long as that program lives.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -31,7 +31,7 @@ const DRIVER: &str = "bus/nd/drivers/dax_pmem";
 /// Who may open the node of a window: root. Programs get descriptors.
 const NODE_MODE: u32 = 0o600;
 
-/// How long a device may take to appear or to go once the kernel was told, and to be opened. Of the first open after that, the
+/// How long a device may take to appear or to go once the kernel was asked, and to be opened. Of the first open after that, the
 /// kernel sometimes says that there is no such device.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -85,7 +85,7 @@ impl Devices {
             let Some(uuid) = uuid else {
                 continue;
             };
-            // Of two with one name neither could be told from the other: the first is as good.
+            // Two with one name cannot be distinguished: the first is as good.
             if found.len() < MAX_WINDOWS && found.iter().all(|known| known.uuid != uuid) {
                 found.push(Device { uuid, name });
             }
@@ -93,10 +93,10 @@ impl Devices {
         found
     }
 
-    /// Takes a window away from whoever has it mapped, and gives its length in bytes. Waits as long as the kernel does.
+    /// Takes a window away from the programs that have it mapped, and gives its length in bytes. Waits as long as the kernel does.
     ///
     /// # Errors
-    /// The kernel's reason: then somebody may have it mapped still.
+    /// The kernel's reason: then a program may have it mapped still.
     pub(super) fn reset(&self, name: &str) -> io::Result<u64> {
         let device = self.device(name);
         let driver = self.sysfs.join(DRIVER);
@@ -110,7 +110,7 @@ impl Devices {
         tell(&driver.join("bind"), name)?;
         let child = eventually(|| self.child(name))?;
         self.keep_to_ourselves(&child)?;
-        // What it takes after it was bound is over before anybody wants it.
+        // What it takes after it was bound is over before it is wanted.
         drop(self.open(name)?);
         let text = crate::guest::read_limited(&device.join(&child).join("size"), 32)?;
         let text = String::from_utf8_lossy(&text);

@@ -287,7 +287,7 @@ impl Switchboard {
         Ok(())
     }
 
-    /// The host listens: it is told what there is.
+    /// The host listens: it gets what there is.
     fn begin(self: &Arc<Self>) {
         let mut shared = self.lock();
         if let Some(session) = &mut shared.session {

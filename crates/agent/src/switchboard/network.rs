@@ -17,10 +17,10 @@ pub(super) trait Network: Send + Sync + std::fmt::Debug {
     /// Calls the host's switchboard, as the guest's agent.
     fn dial_switchboard(&self) -> io::Result<OwnedFd>;
 
-    /// A socket with a port of its own, to call somebody from.
+    /// A socket with a port of its own, to call from.
     fn bind(&self) -> io::Result<(OwnedFd, u32)>;
 
-    /// Calls somebody.
+    /// Makes a call.
     fn connect(&self, socket: &OwnedFd, cid: u32, port: u32) -> io::Result<()>;
 
     /// Calls the host on the way that there is without vsock.

@@ -31,7 +31,7 @@ pub(super) const MAX_PROGRAMS_OF_USER: usize = 64;
 /// How long a program may take to say what it wants.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much a program may leave unread, in bytes: some lines. What comes with them is in nobody's table of descriptors.
+/// How much a program may leave unread, in bytes: some lines. What comes with them is in no process's table of descriptors.
 const MAX_UNREAD_LEN: usize = 4096;
 
 /// The wait after an error of accept that says the system is short of something.
@@ -246,7 +246,7 @@ struct Seats {
 
 impl Seats {
     fn take(self: &Arc<Self>, user: u32) -> Option<Seat> {
-        // Nobody panics while holding it.
+        // No thread panics while holding it.
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let total: usize = taken.values().sum();
         let own = taken.get(&user).copied().unwrap_or(0);

@@ -124,7 +124,7 @@ fn what_a_program_that_has_gone_was_to_get_goes_back() {
     drop(program);
     host.say(&circuit(id, 1, 7, "first"));
     host.expect(&released(1, 7));
-    // A call that nobody waits for any more.
+    // A call that is no longer waited for.
     host.say(&circuit(99, 1, 8, "first"));
     host.expect(&released(1, 8));
 }
@@ -238,7 +238,7 @@ fn a_new_session_hears_all_that_holds() {
     host.expect(&format!("DIALLED id={id} cid=4 port=5432"));
     let before = world.kernel.resets(1);
     drop(host);
-    // Whether the host had decided nobody knows.
+    // Whether the host had decided is unknown.
     waiting.expect(
         "ERROR code=unreachable the connection to the host's switchboard broke during the request",
     );

@@ -4,8 +4,8 @@
 //!   found ──► being reset ──► clean ──► lent ──► being reset ──► clean …
 //! ```
 //!
-//! A window is clean when nobody has it mapped, which is so after a reset only ([`Devices::reset`](super::devices::Devices::reset)). The host is told of clean windows, and of nothing else:
-//! so it never gives away one that somebody may still have.
+//! A window is clean when no program has it mapped, which is so after a reset only ([`Devices::reset`](super::devices::Devices::reset)). Only clean windows are reported to the host:
+//! so it never gives away one that a program may still have.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ struct Window {
 
 #[derive(Debug)]
 enum State {
-    /// It is being taken away from whoever may have it. If the host waits to hear that this life of it is over: which.
+    /// It is being taken away from programs that may have it. If the host waits to hear that this life of it is over: which.
     InReset { owed: Option<u64> },
-    /// Nobody has it.
+    /// No program has it.
     Clean { len: u64 },
     /// A circuit has it: in which life, and once a program has it, the lease.
     Lent {
@@ -42,7 +42,7 @@ enum State {
     Failed,
 }
 
-/// A window that has to be reset now. It is told how that went with [`Windows::was_reset`].
+/// A window that has to be reset now. The result goes to [`Windows::was_reset`].
 pub(super) type Reset = Device;
 
 impl Windows {
@@ -181,7 +181,7 @@ impl Windows {
             })
     }
 
-    /// A reset is done: nobody has the window, which has this length; or it failed. What the host is to hear.
+    /// A reset is done: no program has the window, which has this length; or it failed. What the host is to hear.
     pub(super) fn was_reset(&mut self, uuid: Hex16, len: Option<u64>) -> Option<FromAgent> {
         let window = self.find(uuid)?;
         let State::InReset { owed } = window.state else {

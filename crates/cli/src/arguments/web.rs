@@ -5,7 +5,7 @@ use clap::Args;
 /// The options of `web`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The address has a token in it, which is made anew at each start: whoever has the address sees what `ringdown ls`, `vm ls`, `metrics` and
+The address has a token in it, which is made anew at each start: with the address one sees what `ringdown ls`, `vm ls`, `metrics` and
 `policy` show, and can change nothing. It is for a browser on this host; from elsewhere, `ssh -L 8080:127.0.0.1:8080 HOST` with
 --listen 127.0.0.1:8080 brings it there.")]
 pub struct Web {

@@ -17,7 +17,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Link {
     vm: String,
-    connection: Connection,
+    connection: Box<Connection>,
 }
 
 impl Link {
@@ -30,7 +30,7 @@ impl Link {
         let opened = Connection::open_by(&party.host_socket, CAPABILITY_BENCH, deadline);
         let mut link = Link {
             vm: party.name.clone(),
-            connection: opened.map_err(|error| failed(&party.name, error))?,
+            connection: Box::new(opened.map_err(|error| failed(&party.name, error))?),
         };
         let bytes = Frame::Bench(Message::Start(start)).to_bytes(OPERATION_CHANNEL)?;
         let said = link.connection.say(&bytes);

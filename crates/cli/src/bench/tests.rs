@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use wire::agent::bench::{Arrival, Message, Outcome, Received};
 use wire::agent::{CONNECTION_CHANNEL, Decoder, ErrorReport, Frame, Hello, OPERATION_CHANNEL};
 
+use super::report::Measurement;
 use super::*;
 use crate::guest::Deadline;
 use crate::size::show_bytes;

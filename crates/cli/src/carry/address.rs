@@ -93,7 +93,7 @@ pub struct CarriedName {
 const PREFIX: &str = "ringdown-run/";
 
 impl CarriedName {
-    /// The name, made the only one of its kind by a number that nobody else has.
+    /// The name, made the only one of its kind by a number of its own.
     pub fn to_address(self, unique: u64) -> rustix::io::Result<SocketAddrUnix> {
         let CarriedName { peer, host_port } = self;
         let VsockAddress { cid, port } = peer;

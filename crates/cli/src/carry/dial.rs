@@ -19,7 +19,7 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 /// Why a dial came to nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// There is nobody to ask, or no such VM.
+    /// There is no daemon to ask, or no such VM.
     #[error("{0}")]
     Unreachable(String),
     /// The host socket takes others, and not this user.

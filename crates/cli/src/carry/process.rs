@@ -1,4 +1,4 @@
-//! Looking into the program's processes. Numbers of processes and descriptors are somebody else's once a process has ended: whoever calls this makes sure
+//! Looking into the program's processes. Numbers of processes and descriptors are reused once a process has ended: the caller makes sure
 //! afterwards that the call that it is about still waits.
 
 use std::fs::{self, File};

@@ -45,7 +45,7 @@ pub struct Settings {
     pub routes: Vec<Route>,
     /// How long a call may take.
     pub timeout: Duration,
-    /// Whether each dial is told on standard error.
+    /// Whether each dial is reported on standard error.
     pub verbose: bool,
 }
 

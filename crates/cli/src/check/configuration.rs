@@ -64,7 +64,7 @@ pub(super) fn look(path: &Path, runtime_dir: Option<&Path>) -> (Vec<Finding>, Op
     (findings, written)
 }
 
-/// Whoever can write the file decides who may call whom, and which programs run.
+/// A user who can write the file decides who may call whom, and which programs run.
 fn mode(path: &Path) -> Finding {
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.mode() & 0o022 != 0 => Finding::error(

@@ -62,7 +62,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
     }
 }
 
-/// Host sockets that this user may not connect to. Whoever may only look has none.
+/// Host sockets that this user may not connect to. Users with read access only have none.
 pub(super) fn host_sockets(vms: &[VmStatus]) -> Option<Finding> {
     let is_denied = |vm: &&VmStatus| access(&vm.host, Access::WRITE_OK) == Err(Errno::ACCESS);
     let mut denied = vms.iter().filter(is_denied);

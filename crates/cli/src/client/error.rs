@@ -14,7 +14,7 @@ use crate::guest::access_remedy;
 /// Why a request got no answer, or one that says no.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens on the control socket.
+    /// No process listens on the control socket.
     #[error(
         "no daemon serves {}: start it with {}, or name its directory with --runtime-dir",
         runtime_dir.display(),
@@ -104,18 +104,18 @@ mod tests {
 
     #[test]
     fn the_daemon_of_the_package_is_started_by_systemd() {
-        let told = |directory: &str| {
+        let message = |directory: &str| {
             ClientError::NoDaemon {
                 runtime_dir: directory.into(),
             }
             .to_string()
         };
-        let service = told(SERVICE_DIR);
+        let service = message(SERVICE_DIR);
         assert!(
             service.contains("with `systemctl start ringdown` or"),
             "{service}"
         );
-        let own = told("/x");
+        let own = message("/x");
         assert!(
             own.contains("with `ringdown serve --runtime-dir /x`,"),
             "{own}"

@@ -60,7 +60,7 @@ fn note_cards(status: &VmStatus, options: &VmmArguments, accelerator: Accelerato
     }
 }
 
-/// Cloud Hypervisor shares its vsock device with nobody, and has no virtio-serial ports.
+/// Cloud Hypervisor shares its vsock device with no other program, and has no virtio-serial ports.
 fn for_cloud_hypervisor(status: &VmStatus, options: &VmmArguments) -> Result<(), Failure> {
     let arguments = cloud_hypervisor::arguments(status, &options.memory);
     if arguments.is_empty() {

@@ -1,4 +1,4 @@
-//! `ringdown capture` and `ringdown net capture`: packets as pcapng, to files or to whoever reads standard output.
+//! `ringdown capture` and `ringdown net capture`: packets as pcapng, to files or to standard output.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
@@ -262,7 +262,7 @@ impl Replaced {
     }
 }
 
-/// A file to write to, and what it replaces. What guests say to each other is not for everybody who has an account here: one that is there already must not be
+/// A file to write to, and what it replaces. What guests say to each other is not for other users: one that is there already must not be
 /// another user's, who could read it whatever its mode says, and one that others could read is replaced by a new one, as they may have it open.
 fn private(path: &Path) -> io::Result<(File, Option<Replaced>)> {
     let file = OpenOptions::new()
@@ -329,7 +329,7 @@ impl Output {
         })
     }
 
-    /// Writes blocks at once, for whoever follows. A reader that has seen enough ends the capture.
+    /// Writes blocks at once, for a reader that follows. A reader that has seen enough ends the capture.
     fn write(&mut self, blocks: &[u8]) -> Result<ControlFlow<()>, Failure> {
         match self.write_blocks(blocks) {
             Ok(()) => Ok(ControlFlow::Continue(())),

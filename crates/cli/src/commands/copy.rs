@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::copy::{self, CopyError, Direction, Place, Report};
 use crate::failure::{FAILURE, Failure};
 
-/// The exit code when somebody interrupts: what a shell says of SIGINT.
+/// The exit code at an interrupt: what a shell says of SIGINT.
 const INTERRUPTED: u8 = 130;
 
 /// How much longer than the client tries to come back the agent keeps what has arrived, in seconds.
@@ -67,7 +67,7 @@ fn wire_options(common: &CopyCommon) -> Options {
         verify: common.verify,
         fsync: common.fsync,
         max_size: common.max_size,
-        // Without another attempt nobody goes on with what a broken connection leaves.
+        // Without another attempt, what a broken connection leaves is of no use.
         keep_s: if common.retry == 0 {
             0
         } else {
@@ -255,7 +255,7 @@ fn cancel_after(
     Ok(is_over)
 }
 
-/// What becomes true when somebody interrupts. The second time ends the process at once.
+/// What an interrupt makes true. The second time ends the process at once.
 fn interruption() -> Result<Arc<AtomicBool>, Failure> {
     let cancelled = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {

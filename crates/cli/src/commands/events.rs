@@ -14,7 +14,7 @@ use crate::client::{CaptureEnd, Client, ClientError, Lines};
 use crate::failure::Failure;
 use crate::json;
 
-/// How many events of before are shown to whoever follows.
+/// How many events of before are shown when following begins.
 const SHOWN_BEFORE: usize = 10;
 
 /// How long to wait before the daemon is asked again.

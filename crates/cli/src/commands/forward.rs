@@ -87,12 +87,12 @@ pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
         .enable_all()
         .build()
         .map_err(Failure::failed)?;
-    // A mistake here is told of before the guest is waited for.
+    // A mistake here is reported before the guest is waited for.
     let places = runtime
         .block_on(Places::listen(forwards))
         .map_err(Failure::failed)?;
     let ready = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
-    // Before anybody is told that it forwards.
+    // Before it says that it forwards.
     drop(Connection::open(&ready.host, CAPABILITY_FORWARD)?);
     let vm = Vm {
         client,
@@ -101,8 +101,8 @@ pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
     let ended = runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
-        let (tell, mut told) = mpsc::channel(MAX_WORDS);
-        let forwarding = forward::run(vm, places, tell);
+        let (sender, mut messages) = mpsc::channel(MAX_WORDS);
+        let forwarding = forward::run(vm, places, sender);
         tokio::pin!(forwarding);
         let start = Instant::now();
         let mut lines = Budgeted::new(std::io::stderr());
@@ -111,7 +111,7 @@ pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
         let ended = loop {
             tokio::select! {
                 ended = &mut forwarding => break ended.map(|()| 0),
-                Some(words) = told.recv() => lines.say(&words, start.elapsed()),
+                Some(words) = messages.recv() => lines.say(&words, start.elapsed()),
                 _ = window.tick(), if lines.held_back > 0 => lines.count(),
                 _ = interrupt.recv() => break Ok(128 + 2),
                 _ = terminate.recv() => break Ok(128 + 15),

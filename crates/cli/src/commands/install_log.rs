@@ -58,7 +58,7 @@ pub fn run(client: &Client, options: &InstallLogArguments) -> Result<(), Failure
             Ok(())
         }
         Ok(()) => Ok(()),
-        // Whoever reads has had enough, as `head` does.
+        // The reader has had enough, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) => Err(Failure::failed(format!(
             "cannot show {}: {error}",

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::guest::GuestError;
 use crate::jobs::logs::{LogError, LogOptions, Style, write};
 
-/// How many lines following begins with when nobody says.
+/// How many lines following begins with by default.
 const DEFAULT_LINES: u32 = 10;
 
 /// Writes the log to standard output.
@@ -39,7 +39,7 @@ pub fn run(client: &Client, options: LogsArguments) -> Result<(), Failure> {
     let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
     let mut notes = |words: &str| eprintln!("{}: {words}", vm.full_name());
     match write(&vm.host, &log_options, &mut io::stdout().lock(), &mut notes) {
-        // Whoever reads has had enough, as `head` does.
+        // The reader has had enough, as `head` does.
         Err(LogError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(LogError::Guest(error @ GuestError::Agent(_))) => Err(Failure::failed(format!(
             "in the guest {}: {error}",

@@ -277,7 +277,7 @@ mod tests {
 
     fn expected(command: &Command, name: &str, pages: &mut Vec<String>) {
         pages.push(format!("{name}.1"));
-        // What is hidden is nobody's to run.
+        // What is hidden is not for users.
         for command in command.get_subcommands().filter(|of| !of.is_hide_set()) {
             expected(command, &format!("{name}-{}", command.get_name()), pages);
         }

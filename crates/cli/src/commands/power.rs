@@ -183,7 +183,7 @@ impl Order {
         while begun.elapsed() < self.timeout {
             underway.listen(LOOK).map_err(|error| error.to_string())?;
             if self.action == Power::Suspend {
-                // A guest that sleeps keeps its connections, and answers nobody.
+                // A guest that sleeps keeps its connections, and answers nothing.
                 silent = if is_awake(&before.host, SILENCE) {
                     0
                 } else {
@@ -467,7 +467,7 @@ mod tests {
         assert!(shut("vsock", "attached", just_now));
         assert!(!shut("serial", "attached", just_now));
         assert!(shut("serial", "attached", long_ago));
-        // Nobody serves the socket of its VMM.
+        // No VMM serves its socket.
         assert!(shut("hybrid", "joined", just_now));
     }
 }

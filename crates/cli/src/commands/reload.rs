@@ -23,7 +23,7 @@ pub fn run(client: &Client, options: &Reload) -> Result<(), Failure> {
     print(&words(&reloaded))
 }
 
-/// Tells a person what can hardly be meant: on standard error, because what was asked for was done.
+/// Prints what can hardly be meant: on standard error, because what was asked for was done.
 fn warn_of(findings: &[Finding]) {
     for finding in findings {
         eprintln!("warning: {finding}");

@@ -52,7 +52,7 @@ fn note_runtime_dir(written: &Path) {
 /// Starts programs for a daemon, with which it was started: see [`hostside::starter`].
 ///
 /// # Errors
-/// [`Failure`] when nobody speaks to it as a daemon does.
+/// [`Failure`] when its peer does not speak as a daemon does.
 pub fn start_programs() -> Result<(), Failure> {
     hostside::starter::run(io::stdin())
         .map_err(|error| Failure::failed(format!("cannot start programs for a daemon: {error}")))
@@ -70,7 +70,7 @@ fn sandbox_of(options: &Serve) -> sandbox::Options {
     }
 }
 
-/// Everything that the file and the options say. The daemon asks again when it is told to reload.
+/// Everything that the file and the options say. The daemon asks again at a reload.
 fn configuration(
     runtime_dir: Option<PathBuf>,
     options: &Serve,

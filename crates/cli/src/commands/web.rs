@@ -9,7 +9,7 @@ use super::print;
 use crate::arguments::Web;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::web::{Door, Token};
+use crate::web::{Proxy, Token};
 
 /// Prints the address and serves the page.
 ///
@@ -17,7 +17,7 @@ use crate::web::{Door, Token};
 /// [`Failure`] when there is no daemon, or it cannot listen.
 pub fn run(client: &Client, options: &Web) -> Result<(), Failure> {
     let address = loopback(&options.listen)?;
-    // Whoever opens the page finds it at work, or is told here why not.
+    // Without a daemon the page would not work: that is said here.
     client.list()?;
     let token = Token::new().map_err(Failure::failed)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -36,7 +36,7 @@ pub fn run(client: &Client, options: &Web) -> Result<(), Failure> {
         let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
         print(&format!("http://{address}/#token={}\n", token.reveal()))?;
         eprintln!("open this address in a browser of this host; Ctrl-C ends it");
-        let door = Door {
+        let proxy = Proxy {
             socket: client.socket().to_owned(),
             token,
         };
@@ -46,7 +46,7 @@ pub fn run(client: &Client, options: &Web) -> Result<(), Failure> {
                 _ = terminate.recv() => {}
             }
         };
-        door.serve(listener, end).await;
+        proxy.serve(listener, end).await;
         Ok(())
     });
     // Streams that are still open must not hold up the end.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use config::input::parse_full_name;
 
-/// A place that somebody named.
+/// A place as it was named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// In a guest.

@@ -1,4 +1,4 @@
-//! What a person, or a script, is told about a transfer.
+//! What is printed about a transfer, for a person or a script.
 
 use std::io::{self, IsTerminal};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use wire::agent::transfer::{Position, Totals};
 
 use crate::guest::printable;
 
-/// The most entries that could not be copied of which the JSON tells; of the others it tells how many there were.
+/// The most entries that could not be copied that the JSON lists; of the others it has the number.
 const MAX_LISTED: usize = 10_000;
 
 /// What happened so far.
@@ -18,8 +18,8 @@ const MAX_LISTED: usize = 10_000;
 pub struct Report {
     summary: Summary,
     bar: ProgressBar,
-    /// Each entry that fails is told at once, to standard error, behind these words.
-    tells: Option<String>,
+    /// Each entry that fails is reported at once, on standard error, behind these words.
+    prefix: Option<String>,
     started: Instant,
     /// The last entry in place.
     pub(super) position: Option<Position>,
@@ -55,7 +55,7 @@ struct Failed {
 
 impl Report {
     /// Nothing yet. The bar is shown on a terminal, unless it must be quiet.
-    pub fn new(quiet: bool, tells: Option<String>) -> Report {
+    pub fn new(quiet: bool, prefix: Option<String>) -> Report {
         let target = if quiet || !io::stderr().is_terminal() {
             ProgressDrawTarget::hidden()
         } else {
@@ -69,7 +69,7 @@ impl Report {
         Report {
             summary: Summary::default(),
             bar,
-            tells,
+            prefix,
             started: Instant::now(),
             position: None,
             into_directory: None,
@@ -201,7 +201,7 @@ impl Observer for Report {
         let path = printable(&String::from_utf8_lossy(path));
         let reason = printable(reason);
         self.summary.failed_count += 1;
-        if let Some(what) = &self.tells {
+        if let Some(what) = &self.prefix {
             self.bar
                 .suspend(|| eprintln!("error: {what}: {path}: {reason}"));
         }

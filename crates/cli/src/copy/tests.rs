@@ -423,7 +423,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A frame whose limits nobody has looked at.
+/// A frame whose limits are not checked.
 fn raw(message: &Message) -> Vec<u8> {
     let body = postcard::to_allocvec(message).unwrap();
     let mut frame = vec![48, 0, OPERATION_CHANNEL as u8, 0];

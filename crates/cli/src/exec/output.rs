@@ -24,7 +24,7 @@ struct State {
     window: ReceiveWindow,
     /// Nothing more will come.
     ended: bool,
-    /// Nobody takes it here any more; what still comes is dropped.
+    /// Nothing takes it here any more; what still comes is dropped.
     refused: bool,
 }
 
@@ -108,7 +108,7 @@ impl Output {
     }
 }
 
-/// Write all bytes, also to a file that somebody made non-blocking.
+/// Write all bytes, also to a non-blocking file.
 fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(file, bytes) {
@@ -122,7 +122,7 @@ fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Read at least one byte, or none at the end, also from a file that somebody made non-blocking.
+/// Read at least one byte, or none at the end, also from a non-blocking file.
 pub(super) fn read_some(file: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match rustix::io::read(file, &mut *buffer) {

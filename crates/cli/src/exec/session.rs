@@ -95,9 +95,9 @@ fn start(
 /// What the threads of a session share.
 #[derive(Debug)]
 struct Shared {
-    /// For sending; whoever sends holds the lock for a whole frame.
+    /// For sending; a sender holds the lock for a whole frame.
     sender: Mutex<UnixStream>,
-    /// The same socket, to shut it down whoever is sending.
+    /// The same socket, to shut it down while another thread sends.
     stream: UnixStream,
     input: Mutex<Input>,
     input_changed: Condvar,
@@ -114,7 +114,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Input {
     credit: SendCredit,
-    /// Nobody takes input any more.
+    /// Input is no longer taken.
     closed: bool,
 }
 
@@ -231,7 +231,7 @@ impl Running {
             ..
         } = local;
         let shared = Arc::clone(&self.shared);
-        // Not waited for at the end: it may be inside a read of a terminal that nobody types at.
+        // Not waited for at the end: it may be inside a read of a terminal without input.
         spawn("stdin", Box::new(move || send_input(&shared, &stdin)))?;
         for (stream, file) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
             let shared = Arc::clone(&self.shared);
@@ -337,7 +337,7 @@ fn copy_of_files(local: &Local) -> Result<Local, ExecError> {
     copy().map_err(local_error("copy a descriptor"))
 }
 
-/// Send standard input, as far as there is credit, until it ends or nobody wants it.
+/// Send standard input, as far as there is credit, until it ends or is no longer wanted.
 fn send_input(shared: &Shared, stdin: &std::os::fd::OwnedFd) {
     let mut frame = vec![0; HEADER_LEN + MAX_DATA_LEN];
     while let Some(allowance) = shared.input_allowance() {
@@ -374,7 +374,7 @@ fn write_output(shared: &Shared, stream: Stream, file: &std::os::fd::OwnedFd) {
     };
     if let Err(source) = output.drain(file, |bytes| shared.send(&Frame::Credit { stream, bytes })) {
         shared.send(&Frame::StreamClosed(stream));
-        // A reader that went away (`| head`) is nothing to complain about: the command is told in the usual way.
+        // A reader that went away (`| head`) is nothing to complain about: the command gets SIGPIPE as usual.
         if source.kind() != io::ErrorKind::BrokenPipe {
             shared.report(ExecError::Output { name, source });
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::{Handle, Signals};
 
-/// The signals that are the command's; and SIGWINCH, which tells the terminal's new size.
+/// The signals that are the command's; and SIGWINCH, which reports the terminal's new size.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// So many requests to end, within so much time, end the client whatever the guest does.

@@ -80,7 +80,7 @@ fn bind_unix(path: PathBuf) -> io::Result<Listener> {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Listener::Unix(_, path) = self {
-            // Somebody may have removed it, which is as good.
+            // It may have been removed, which is as good.
             let _ = std::fs::remove_file(path);
         }
     }

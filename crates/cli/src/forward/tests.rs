@@ -11,13 +11,13 @@ use tempfile::TempDir;
 use super::*;
 
 /// A host socket behind which an agent serves, until it is gone.
-struct House {
+struct Scene {
     directory: TempDir,
     connections: Arc<Mutex<Vec<UnixStream>>>,
 }
 
-impl House {
-    fn new() -> House {
+impl Scene {
+    fn new() -> Scene {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("host")).unwrap();
         let connections = Arc::new(Mutex::new(Vec::new()));
@@ -38,7 +38,7 @@ impl House {
                 });
             }
         });
-        House {
+        Scene {
             directory,
             connections,
         }
@@ -65,25 +65,25 @@ impl Guest for Way {
 }
 
 /// Forwards on a thread of its own: what it tells.
-fn forward(house: &House, forwards: Vec<Forward>) -> mpsc::Receiver<String> {
-    let (tell, told) = mpsc::channel(64);
-    let way = Way(house.directory.path().join("host"));
+fn forward(scene: &Scene, forwards: Vec<Forward>) -> mpsc::Receiver<String> {
+    let (sender, messages) = mpsc::channel(64);
+    let way = Way(scene.directory.path().join("host"));
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .unwrap();
         if let Err(error) = runtime
-            .block_on(async { run(way, Places::listen(forwards).await?, tell.clone()).await })
+            .block_on(async { run(way, Places::listen(forwards).await?, sender.clone()).await })
         {
-            let _ = tell.blocking_send(error.to_string());
+            let _ = sender.blocking_send(error.to_string());
         }
     });
-    told
+    messages
 }
 
-fn words(told: &mut mpsc::Receiver<String>) -> String {
-    told.blocking_recv().unwrap()
+fn words(messages: &mut mpsc::Receiver<String>) -> String {
+    messages.blocking_recv().unwrap()
 }
 
 /// A program that answers what it was sent, backwards, once that has ended.
@@ -118,13 +118,13 @@ fn ask_at(path: &str) {
 
 #[test]
 fn either_side_reaches_the_other_and_a_reply_follows_a_half_close() {
-    let house = House::new();
-    program(&house.path("program"));
+    let scene = Scene::new();
+    program(&scene.path("program"));
     for direction in [Direction::ToGuest, Direction::ToHost] {
-        let place = house.path(&format!("{direction:?}"));
-        let text = format!("{place}:{}", house.path("program"));
-        let mut told = forward(&house, vec![Forward::parse(direction, &text).unwrap()]);
-        let said = words(&mut told);
+        let place = scene.path(&format!("{direction:?}"));
+        let text = format!("{place}:{}", scene.path("program"));
+        let mut messages = forward(&scene, vec![Forward::parse(direction, &text).unwrap()]);
+        let said = words(&mut messages);
         assert!(said.contains(&place), "{said}");
         for _ in 0..3 {
             ask_at(&place);
@@ -134,39 +134,39 @@ fn either_side_reaches_the_other_and_a_reply_follows_a_half_close() {
 
 #[test]
 fn over_tcp_a_port_can_be_chosen_and_a_program_that_is_not_there_is_a_reset() {
-    let house = House::new();
+    let scene = Scene::new();
     for direction in [Direction::ToGuest, Direction::ToHost] {
-        let text = format!("0:{}", house.path("late"));
-        let mut told = forward(&house, vec![Forward::parse(direction, &text).unwrap()]);
-        let said = words(&mut told);
+        let text = format!("0:{}", scene.path("late"));
+        let mut messages = forward(&scene, vec![Forward::parse(direction, &text).unwrap()]);
+        let said = words(&mut messages);
         let address = said.split(' ').nth(1).unwrap().to_owned();
         let mut early = std::net::TcpStream::connect(&address).unwrap();
-        assert!(early.read(&mut [0]).is_err(), "nobody is there");
-        let said = words(&mut told);
+        assert!(early.read(&mut [0]).is_err(), "no program is there");
+        let said = words(&mut messages);
         assert!(said.contains("cannot connect"), "{said}");
-        program(&house.path("late"));
+        program(&scene.path("late"));
         let connection = std::net::TcpStream::connect(&address).unwrap();
         let end = connection.try_clone().unwrap();
         ask(connection, || end.shutdown(Shutdown::Write).unwrap());
-        std::fs::remove_file(house.path("late")).unwrap();
+        std::fs::remove_file(scene.path("late")).unwrap();
     }
 }
 
 /// The source is a program behind the agent; the agent, its VM or the daemon is gone in the middle.
 #[test]
 fn a_connection_that_is_cut_has_no_end() {
-    let house = House::new();
-    let source = UnixListener::bind(house.path("source")).unwrap();
+    let scene = Scene::new();
+    let source = UnixListener::bind(scene.path("source")).unwrap();
     for direction in [Direction::ToGuest, Direction::ToHost] {
-        let text = format!("0:{}", house.path("source"));
-        let mut told = forward(&house, vec![Forward::parse(direction, &text).unwrap()]);
-        let said = words(&mut told);
+        let text = format!("0:{}", scene.path("source"));
+        let mut messages = forward(&scene, vec![Forward::parse(direction, &text).unwrap()]);
+        let said = words(&mut messages);
         let address = said.split(' ').nth(1).unwrap().to_owned();
         let mut receiver = std::net::TcpStream::connect(&address).unwrap();
         let (mut sender, _) = source.accept().unwrap();
         sender.write_all(b"half of it").unwrap();
         receiver.read_exact(&mut [0; 10]).unwrap();
-        house.cut();
+        scene.cut();
         let error = receiver.read(&mut [0]).unwrap_err();
         assert_eq!(
             error.kind(),
@@ -178,31 +178,31 @@ fn a_connection_that_is_cut_has_no_end() {
 
 #[test]
 fn a_place_in_the_guest_is_listened_at_again_after_a_cut() {
-    let house = House::new();
-    program(&house.path("program"));
-    let text = format!("{}:{}", house.path("place"), house.path("program"));
-    let mut told = forward(
-        &house,
+    let scene = Scene::new();
+    program(&scene.path("program"));
+    let text = format!("{}:{}", scene.path("place"), scene.path("program"));
+    let mut messages = forward(
+        &scene,
         vec![Forward::parse(Direction::ToHost, &text).unwrap()],
     );
-    assert!(words(&mut told).starts_with("forwarding"));
-    ask_at(&house.path("place"));
-    house.cut();
-    let said = words(&mut told);
+    assert!(words(&mut messages).starts_with("forwarding"));
+    ask_at(&scene.path("place"));
+    scene.cut();
+    let said = words(&mut messages);
     assert!(said.contains("in the guest has ended: "), "{said}");
-    let said = words(&mut told);
+    let said = words(&mut messages);
     assert!(said.starts_with("forwarding"), "{said}");
-    ask_at(&house.path("place"));
+    ask_at(&scene.path("place"));
 }
 
 #[test]
 fn a_place_that_is_taken_is_told_before_anything_is_forwarded() {
-    let house = House::new();
-    program(&house.path("program"));
+    let scene = Scene::new();
+    program(&scene.path("program"));
     for direction in [Direction::ToGuest, Direction::ToHost] {
-        let text = format!("{0}:{0}", house.path("program"));
-        let mut told = forward(&house, vec![Forward::parse(direction, &text).unwrap()]);
-        let said = words(&mut told);
+        let text = format!("{0}:{0}", scene.path("program"));
+        let mut messages = forward(&scene, vec![Forward::parse(direction, &text).unwrap()]);
+        let said = words(&mut messages);
         assert!(said.contains("cannot listen"), "{said}");
     }
 }
@@ -210,14 +210,14 @@ fn a_place_that_is_taken_is_told_before_anything_is_forwarded() {
 /// A server in the guest that refuses an upload: it answers, and closes without having read the rest.
 #[test]
 fn what_a_program_said_before_it_broke_off_still_arrives_and_is_no_end() {
-    let house = House::new();
+    let scene = Scene::new();
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let text = format!("0:{}", server.local_addr().unwrap());
-    let mut told = forward(
-        &house,
+    let mut messages = forward(
+        &scene,
         vec![Forward::parse(Direction::ToGuest, &text).unwrap()],
     );
-    let said = words(&mut told);
+    let said = words(&mut messages);
     let address = said.split(' ').nth(1).unwrap().to_owned();
     let mut client = std::net::TcpStream::connect(&address).unwrap();
     client.write_all(b"unread").unwrap();
@@ -226,7 +226,7 @@ fn what_a_program_said_before_it_broke_off_still_arrives_and_is_no_end() {
     let answer: Vec<u8> = (0..50_000_u32).map(|index| index as u8).collect();
     program.write_all(&answer).unwrap();
     // The test has a descriptor of each connection to the agent.
-    house.connections.lock().unwrap().clear();
+    scene.connections.lock().unwrap().clear();
     drop(program);
     let mut received = Vec::new();
     let error = client.read_to_end(&mut received).unwrap_err();
@@ -249,11 +249,11 @@ async fn callers_without_end_have_a_place_before_they_cost_anything() {
     let path = directory.path().join("program");
     let program = tokio::net::UnixListener::bind(&path).unwrap();
     let path = path.into_os_string().into_encoded_bytes();
-    let (tell, mut told) = mpsc::channel(1);
+    let (sender, mut messages) = mpsc::channel(1);
     let shared = Arc::new(Shared {
         guest: Gone,
         places: Arc::new(Semaphore::new(1)),
-        tell,
+        sender,
     });
     let (near, mut agent) = tokio::net::UnixStream::pair().unwrap();
     let callers = 1000;
@@ -279,7 +279,7 @@ async fn callers_without_end_have_a_place_before_they_cost_anything() {
             .metrics()
             .num_alive_tasks();
         assert!(tasks <= 2, "{tasks}");
-        assert_eq!(told.recv().await.unwrap(), "it is gone");
+        assert_eq!(messages.recv().await.unwrap(), "it is gone");
     }
     drop(agent);
     assert_eq!(taking.await.unwrap(), "the connection was closed");

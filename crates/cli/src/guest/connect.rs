@@ -43,7 +43,7 @@ pub(crate) fn connect(path: &Path, deadline: Deadline) -> Result<UnixStream, Gue
         ("ERR", reason) => Err(GuestError::Refused {
             reason: printable(reason),
         }),
-        // Firecracker's own host sockets close without a word when nobody listens.
+        // Firecracker's own host sockets close without a word when no program listens.
         ("", _) => Err(GuestError::Refused {
             reason: "the host socket closed the connection".to_owned(),
         }),

@@ -70,7 +70,7 @@ impl Guest {
     }
 }
 
-/// What was written so far, also while it goes on; writing fails once it is told to.
+/// What was written so far, also while it goes on; writing fails once it is made to.
 #[derive(Clone, Default)]
 struct Output {
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -170,10 +170,10 @@ fn what_is_written_before_anything_was_seen_is_not_lost_either() {
         ..following(vec![log.clone(), guest.path("later")])
     };
     let (output, socket) = (Output::default(), guest.socket());
-    let (mut out, (told, notes)) = (output.clone(), std::sync::mpsc::channel());
+    let (mut out, (sender, notes)) = (output.clone(), std::sync::mpsc::channel());
     thread::spawn(move || {
         write(&socket, &options, &mut out, &mut |words| {
-            let _ = told.send(words.to_owned());
+            let _ = sender.send(words.to_owned());
         })
     });
     // The second file is said to be missing once both have been looked at.

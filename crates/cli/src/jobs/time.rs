@@ -18,7 +18,7 @@ pub struct Offset {
     pub ns: i64,
     /// By how much that may be wrong: half of the way there and back.
     pub uncertainty: Duration,
-    /// Who keeps it right in the guest, if somebody does.
+    /// The service that keeps it right in the guest, if any.
     pub kept_by: String,
 }
 

@@ -15,7 +15,7 @@ pub enum Sort {
     Sent,
     /// Bytes a second that the guest, or the caller, receives
     Received,
-    /// Bytes that wait for whoever is to take them
+    /// Bytes that wait for their receiver
     Queued,
     /// Bytes since the VM or the circuit came, both ways together
     Bytes,

@@ -202,7 +202,7 @@ mod tests {
         let young = Some(SECOND / 2);
         tracks.look(SECOND * 3, [of("7-1", [600, 200], young)]);
         assert_eq!(rate(&tracks, "7-1"), Some([300.0, 100.0]));
-        // On the first look nobody knows how much of it was when.
+        // The first sample does not say when it passed.
         let mut tracks = Tracks::default();
         tracks.look(SECOND * 3, [of("7-1", [600, 200], young)]);
         assert_eq!(rate(&tracks, "7-1"), None);

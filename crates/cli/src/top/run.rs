@@ -20,7 +20,7 @@ use super::view::draw;
 use crate::client::Client;
 use crate::failure::Failure;
 
-/// What has been heard and not been looked at yet. Whoever has more to say waits.
+/// Events that wait to be handled. A sender of more waits.
 const MAX_WAITING: usize = 64;
 
 /// What the threads hear.
@@ -44,7 +44,7 @@ pub(crate) fn watch(client: Client, mut app: App) -> Result<(), Failure> {
     let start = Instant::now();
     // A wrong directory is a mistake, and waiting would hide it.
     app.take(Sample::take(&client, start)?);
-    let (heard, hears) = sync_channel(MAX_WAITING);
+    let (heard, events) = sync_channel(MAX_WAITING);
     let mut signals = Signals::new([SIGTERM, SIGHUP, SIGINT]).map_err(Failure::failed)?;
     let mut screen =
         Screen::take().map_err(|error| Failure::failed(format!("top has no screen: {error}")))?;
@@ -60,12 +60,12 @@ pub(crate) fn watch(client: Client, mut app: App) -> Result<(), Failure> {
             }
         }
     });
-    let ended = show(&mut app, &mut screen, &hears);
+    let ended = show(&mut app, &mut screen, &events);
     drop(screen);
     match ended {
         Ok(None) => Ok(()),
         Ok(Some(signal)) => {
-            // Whoever waits for this process sees what ended it. It returns only where it cannot.
+            // The parent process sees which signal ended it. It returns only where it cannot.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             Ok(())
         }
@@ -74,10 +74,10 @@ pub(crate) fn watch(client: Client, mut app: App) -> Result<(), Failure> {
 }
 
 /// Draws what is heard of. Returns the signal that has ended it, or none if the person has.
-fn show(app: &mut App, screen: &mut Screen, hears: &Receiver<Heard>) -> io::Result<Option<i32>> {
+fn show(app: &mut App, screen: &mut Screen, events: &Receiver<Heard>) -> io::Result<Option<i32>> {
     loop {
         screen.draw(|frame| draw(frame, app))?;
-        let Ok(mut heard) = hears.recv() else {
+        let Ok(mut heard) = events.recv() else {
             return Ok(None);
         };
         // All that has been heard meanwhile is drawn at once.
@@ -94,7 +94,7 @@ fn show(app: &mut App, screen: &mut Screen, hears: &Receiver<Heard>) -> io::Resu
                 Heard::NoKeyboard(error) => return Err(error),
                 Heard::Signal(signal) => return Ok(Some(signal)),
             }
-            match hears.try_recv() {
+            match events.try_recv() {
                 Ok(next) => heard = next,
                 Err(_) => break,
             }

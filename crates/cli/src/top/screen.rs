@@ -28,7 +28,7 @@ impl Screen {
     /// Takes the terminal of standard output.
     ///
     /// # Errors
-    /// It is none, or it does not do as it is told. It is as it was then.
+    /// It is none, or it does not obey. It is as it was then.
     pub fn take() -> io::Result<Screen> {
         if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
             return Err(io::Error::other(

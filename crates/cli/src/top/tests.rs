@@ -108,8 +108,8 @@ fn circuit(id: &str, from: CircuitEnd, to: CircuitEnd, bytes: [u64; 2]) -> Circu
     }
 }
 
-/// The house at a second: `web` sends 4 MiB/s to `db`, and `cache` 1 MiB/s; a program of the host has a circuit to `db` on which nothing passes.
-fn house(second: u32) -> Sample {
+/// The VMs at a second: `web` sends 4 MiB/s to `db`, and `cache` 1 MiB/s; a program of the host has a circuit to `db` on which nothing passes.
+fn vms_at(second: u32) -> Sample {
     let passed = |mib_per_second: u64| 10 * MIB + u64::from(second) * mib_per_second * MIB;
     let vms = [
         vm("cache", 5, [passed(1), 0]),
@@ -137,7 +137,7 @@ fn sample(second: u32, vms: &[VmStatus], circuits: Vec<CircuitInfo>) -> Sample {
     Sample::of(vms, at, &CircuitsInfo { circuits, more: 0 }, at)
 }
 
-/// An app that has seen the house for three seconds.
+/// An app that has seen the VMs for three seconds.
 fn seen() -> App {
     seen_with(settings())
 }
@@ -145,7 +145,7 @@ fn seen() -> App {
 fn seen_with(settings: Settings) -> App {
     let mut app = App::new(settings);
     for second in 1..=3 {
-        app.take(house(second));
+        app.take(vms_at(second));
     }
     app
 }

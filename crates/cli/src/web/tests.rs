@@ -10,7 +10,7 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A door on a thread of the test.
+/// A proxy on a thread of the test.
 struct Opened {
     address: SocketAddr,
     token: Token,
@@ -21,7 +21,7 @@ struct Opened {
 impl Opened {
     fn to(socket: PathBuf) -> Opened {
         let token = Token::new().unwrap();
-        let door = Door {
+        let proxy = Proxy {
             socket,
             token: token.clone(),
         };
@@ -36,10 +36,10 @@ impl Opened {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
                 let ended = async {
-                    // A sender that was dropped ends the door as well.
+                    // A sender that was dropped ends the proxy as well.
                     let _ = ended.await;
                 };
-                door.serve(listener, ended).await;
+                proxy.serve(listener, ended).await;
             });
         });
         Opened {
@@ -89,9 +89,9 @@ const HOST: &str = "Host: 127.0.0.1";
 #[test]
 fn the_page_is_for_all_and_the_rest_for_who_has_the_token() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
-    let door = Opened::to(daemon.runtime_dir().join("control.sock"));
+    let proxy = Opened::to(daemon.runtime_dir().join("control.sock"));
     for page in ["/", "/page/main.js", "/page/page.css"] {
-        let (status, answer) = door.ask(&format!("GET {page} HTTP/1.1"), &[HOST]);
+        let (status, answer) = proxy.ask(&format!("GET {page} HTTP/1.1"), &[HOST]);
         assert_eq!(status, 200, "{answer}");
         assert!(
             answer
@@ -99,26 +99,26 @@ fn the_page_is_for_all_and_the_rest_for_who_has_the_token() {
                 .contains("\r\ncontent-security-policy: default-src 'none'")
         );
     }
-    let bearer = door.bearer();
-    let (status, answer) = door.ask("GET /v1/vms HTTP/1.1", &[HOST, &bearer]);
+    let bearer = proxy.bearer();
+    let (status, answer) = proxy.ask("GET /v1/vms HTTP/1.1", &[HOST, &bearer]);
     assert_eq!(status, 200, "{answer}");
     assert!(answer.contains("\"name\":\"web\""), "{answer}");
     // What is not there is said by the daemon, in its words.
-    let (status, answer) = door.ask("GET /v1/nothing?a=b HTTP/1.1", &[HOST, &bearer]);
+    let (status, answer) = proxy.ask("GET /v1/nothing?a=b HTTP/1.1", &[HOST, &bearer]);
     assert_eq!(status, 404);
     assert!(answer.contains("nothing is at /v1/nothing"), "{answer}");
-    let (status, answer) = door.ask("HEAD /v1/vms HTTP/1.1", &[HOST, &bearer]);
+    let (status, answer) = proxy.ask("HEAD /v1/vms HTTP/1.1", &[HOST, &bearer]);
     assert_eq!(status, 200);
     assert!(answer.ends_with("\r\n\r\n"), "{answer}");
-    let mut wrong = door.token.reveal().to_owned();
+    let mut wrong = proxy.token.reveal().to_owned();
     let last = if wrong.pop() == Some('0') { '1' } else { '0' };
     wrong.push(last);
     let wrong = [
         String::new(),
         format!("Authorization: Bearer {wrong}"),
-        format!("Authorization: Basic {}", door.token.reveal()),
-        format!("Authorization: {}", door.token.reveal()),
-        format!("Cookie: token={}", door.token.reveal()),
+        format!("Authorization: Basic {}", proxy.token.reveal()),
+        format!("Authorization: {}", proxy.token.reveal()),
+        format!("Cookie: token={}", proxy.token.reveal()),
         "Authorization: Bearer ".to_owned(),
     ];
     for line in &wrong {
@@ -128,7 +128,7 @@ fn the_page_is_for_all_and_the_rest_for_who_has_the_token() {
             .collect();
         // Whether it exists or not.
         for path in ["/v1/vms", "/v1/nothing", "/v1/capture", "/x", "//page/"] {
-            let (status, answer) = door.ask(&format!("GET {path} HTTP/1.1"), &lines);
+            let (status, answer) = proxy.ask(&format!("GET {path} HTTP/1.1"), &lines);
             assert_eq!(status, 401, "{line}: {answer}");
             assert!(answer.contains("the token is missing or wrong"), "{answer}");
             assert!(answer.contains("www-authenticate: Bearer"), "{answer}");
@@ -139,8 +139,8 @@ fn the_page_is_for_all_and_the_rest_for_who_has_the_token() {
 #[test]
 fn only_who_addresses_loopback_is_answered() {
     let daemon = FakeDaemon::start(&[], &[]);
-    let door = Opened::to(daemon.runtime_dir().join("control.sock"));
-    let bearer = door.bearer();
+    let proxy = Opened::to(daemon.runtime_dir().join("control.sock"));
+    let bearer = proxy.bearer();
     let good = [
         "127.0.0.1",
         "127.0.0.1:1",
@@ -151,7 +151,7 @@ fn only_who_addresses_loopback_is_answered() {
     ];
     for host in good {
         let (status, answer) =
-            door.ask("GET /v1/vms HTTP/1.1", &[&format!("Host: {host}"), &bearer]);
+            proxy.ask("GET /v1/vms HTTP/1.1", &[&format!("Host: {host}"), &bearer]);
         assert_eq!(status, 200, "{host}: {answer}");
     }
     let bad = [
@@ -166,7 +166,7 @@ fn only_who_addresses_loopback_is_answered() {
     ];
     for host in bad {
         for path in ["/", "/v1/vms"] {
-            let (status, answer) = door.ask(
+            let (status, answer) = proxy.ask(
                 &format!("GET {path} HTTP/1.1"),
                 &[&format!("Host: {host}"), &bearer],
             );
@@ -174,17 +174,17 @@ fn only_who_addresses_loopback_is_answered() {
         }
     }
     let two = ["Host: localhost", "Host: evil.example", bearer.as_str()];
-    assert_eq!(door.ask("GET / HTTP/1.1", &two).0, 421);
-    assert_eq!(door.ask("GET / HTTP/1.1", &[]).0, 421);
+    assert_eq!(proxy.ask("GET / HTTP/1.1", &two).0, 421);
+    assert_eq!(proxy.ask("GET / HTTP/1.1", &[]).0, 421);
     let absolute = "GET http://evil.example/v1/vms HTTP/1.1";
-    assert_eq!(door.ask(absolute, &["Host: localhost", &bearer]).0, 421);
+    assert_eq!(proxy.ask(absolute, &["Host: localhost", &bearer]).0, 421);
 }
 
 #[test]
 fn nothing_can_be_changed_and_nothing_captured() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
-    let door = Opened::to(daemon.runtime_dir().join("control.sock"));
-    let bearer = door.bearer();
+    let proxy = Opened::to(daemon.runtime_dir().join("control.sock"));
+    let bearer = proxy.bearer();
     for method in [
         "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE", "get", "X",
     ] {
@@ -193,7 +193,7 @@ fn nothing_can_be_changed_and_nothing_captured() {
         } else {
             "/v1/vms/web"
         };
-        let (status, answer) = door.ask(&format!("{method} {target} HTTP/1.1"), &[HOST, &bearer]);
+        let (status, answer) = proxy.ask(&format!("{method} {target} HTTP/1.1"), &[HOST, &bearer]);
         assert_eq!(status, 405, "{method}: {answer}");
         assert!(answer.contains("allow: GET, HEAD"), "{answer}");
     }
@@ -203,7 +203,7 @@ fn nothing_can_be_changed_and_nothing_captured() {
         "/v1/capture?vm=web",
         "/v1/networks/lan/capture?count=1",
     ] {
-        let (status, answer) = door.ask(&format!("GET {path} HTTP/1.1"), &[HOST, &bearer]);
+        let (status, answer) = proxy.ask(&format!("GET {path} HTTP/1.1"), &[HOST, &bearer]);
         assert_eq!(status, 403, "{answer}");
     }
 }
@@ -213,11 +213,11 @@ fn a_stream_comes_piece_by_piece_and_its_end_is_told_to_the_daemon() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("control.sock");
     let daemon = UnixListener::bind(&socket).unwrap();
-    let door = Opened::to(socket);
-    let mut client = door.connect();
+    let proxy = Opened::to(socket);
+    let mut client = proxy.connect();
     let request = format!(
         "GET /v1/events?after=7 HTTP/1.1\r\n{HOST}\r\n{}\r\nLast-Event-ID: 8\r\nCookie: a=b\r\nX-Other: c\r\n\r\n",
-        door.bearer()
+        proxy.bearer()
     );
     client.write_all(request.as_bytes()).unwrap();
     let (mut asked, _) = daemon.accept().unwrap();
@@ -252,8 +252,8 @@ fn a_stream_comes_piece_by_piece_and_its_end_is_told_to_the_daemon() {
 #[test]
 fn a_daemon_that_is_not_there_is_told_of() {
     let directory = tempfile::tempdir().unwrap();
-    let door = Opened::to(directory.path().join("control.sock"));
-    let (status, answer) = door.ask("GET /v1/vms HTTP/1.1", &[HOST, &door.bearer()]);
+    let proxy = Opened::to(directory.path().join("control.sock"));
+    let (status, answer) = proxy.ask("GET /v1/vms HTTP/1.1", &[HOST, &proxy.bearer()]);
     assert_eq!(status, 502, "{answer}");
     assert!(answer.contains("no daemon answers at"), "{answer}");
 }
@@ -261,17 +261,18 @@ fn a_daemon_that_is_not_there_is_told_of() {
 #[test]
 fn a_head_has_its_limit() {
     let daemon = FakeDaemon::start(&[], &[]);
-    let door = Opened::to(daemon.runtime_dir().join("control.sock"));
-    let bearer = door.bearer();
+    let proxy = Opened::to(daemon.runtime_dir().join("control.sock"));
+    let bearer = proxy.bearer();
     let ask = |len: usize| {
         let first = "GET /v1/health HTTP/1.1";
         let rest = [first, "Connection: close", HOST, &bearer, "X: "];
         let others: usize = rest.iter().map(|line| line.len() + 2).sum::<usize>() + 2;
-        door.ask(
-            first,
-            &[HOST, &bearer, &format!("X: {}", "x".repeat(len - others))],
-        )
-        .0
+        proxy
+            .ask(
+                first,
+                &[HOST, &bearer, &format!("X: {}", "x".repeat(len - others))],
+            )
+            .0
     };
     assert_eq!(ask(MAX_HEADER_BYTES - 1), 200);
     // hyper looks when it has read so many, and its answer may be lost with the connection.
@@ -281,19 +282,19 @@ fn a_head_has_its_limit() {
 #[test]
 fn connections_beyond_the_limit_are_told_so() {
     let daemon = FakeDaemon::start(&[], &[]);
-    let door = Opened::to(daemon.runtime_dir().join("control.sock"));
-    let bearer = door.bearer();
+    let proxy = Opened::to(daemon.runtime_dir().join("control.sock"));
+    let bearer = proxy.bearer();
     let request = format!("GET /v1/health HTTP/1.1\r\n{HOST}\r\n{bearer}\r\n\r\n");
     // Each is served, and kept.
     let mut kept: Vec<TcpStream> = (0..MAX_CONNECTIONS)
         .map(|_| {
-            let mut stream = door.connect();
+            let mut stream = proxy.connect();
             stream.write_all(request.as_bytes()).unwrap();
             read_until(&mut stream, "\"vms\":0}");
             stream
         })
         .collect();
-    let ask = || door.ask("GET /v1/health HTTP/1.1", &[HOST, &bearer]);
+    let ask = || proxy.ask("GET /v1/health HTTP/1.1", &[HOST, &bearer]);
     let (status, answer) = ask();
     assert_eq!(status, 503, "{answer}");
     assert!(
@@ -314,26 +315,26 @@ fn connections_beyond_the_limit_are_told_so() {
 #[test]
 fn who_has_no_token_keeps_nobody_out() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
-    let door = Opened::to(daemon.runtime_dir().join("control.sock"));
-    let bearer = door.bearer();
+    let proxy = Opened::to(daemon.runtime_dir().join("control.sock"));
+    let bearer = proxy.bearer();
     // More than all places: silent, and half said.
     let idle: Vec<TcpStream> = (0..2 * MAX_NEWCOMERS)
         .map(|index| {
-            let mut stream = door.connect();
+            let mut stream = proxy.connect();
             let said = ["", "GET / HTTP/1.1\r\nHost:"][index % 2];
-            // The door may have closed it already.
+            // The proxy may have closed it already.
             let _ = stream.write_all(said.as_bytes());
             stream
         })
         .collect();
-    let (status, answer) = door.ask("GET /v1/vms HTTP/1.1", &[HOST, &bearer]);
+    let (status, answer) = proxy.ask("GET /v1/vms HTTP/1.1", &[HOST, &bearer]);
     assert_eq!(status, 200, "{answer}");
-    let (status, answer) = door.ask("GET / HTTP/1.1", &[HOST]);
+    let (status, answer) = proxy.ask("GET / HTTP/1.1", &[HOST]);
     assert_eq!(status, 200, "{answer}");
     drop(idle);
     // Without the token one answer is all that a connection gets.
     for path in ["/", "/v1/vms"] {
-        let mut stream = door.connect();
+        let mut stream = proxy.connect();
         let request = format!("GET {path} HTTP/1.1\r\n{HOST}\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();

@@ -1,4 +1,4 @@
-//! What opens the door: 256 random bits.
+//! What opens the proxy: 256 random bits.
 
 use std::fmt;
 use std::io;

@@ -2,7 +2,7 @@
 //! operate the daemon, since most of what they can ask for is done in a guest.
 //!
 //! They have to pass through the runtime directory. The daemon opens it to them only if it is the daemon's user's and private until then, leaves a
-//! note there that it has done so, and closes it again when it starts without `[control]`. What somebody else has decided about a directory stays.
+//! note there that it has done so, and closes it again when it starts without `[control]`. What another program has decided about a directory stays.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat};
 
 use super::RuntimeError;
 
-/// What a directory has that nobody else may use.
+/// The mode of a directory that no other user may use.
 const PRIVATE: u32 = 0o700;
 
 /// A group may pass through, and not read.
@@ -30,7 +30,7 @@ fn note(runtime_dir: &Path) -> PathBuf {
     runtime_dir.join("opened-to-others")
 }
 
-/// Lets a group connect to a socket in the runtime directory, or everybody if no group is named: a file has one group only, and who may do
+/// Lets a group connect to a socket in the runtime directory, or all users if no group is named: a file has one group only, and who may do
 /// what is decided about each connection then. The directory can be passed through, and not be read. Where those meant can pass already, it
 /// stays as it is.
 ///
@@ -62,13 +62,13 @@ pub fn open_to(runtime_dir: &Path, socket: &Path, group: Option<u32>) -> Result<
     socket_at(socket)?.give(group, if group.is_some() { 0o660 } else { 0o666 })
 }
 
-/// Undoes what [`open_to`] has done to the directory, if it has: nobody else is to use the control socket any more.
+/// Undoes what [`open_to`] has done to the directory, if it has: no other user is to use the control socket any more.
 pub fn close_to_others(runtime_dir: &Path) -> Result<(), RuntimeError> {
     let note = note(runtime_dir);
     if !note.exists() {
         return Ok(());
     }
-    // Whoever has chosen another mode since then has meant it.
+    // Another mode since then was set on purpose.
     let directory = directory(runtime_dir)?;
     if [OF_GROUP, OF_ALL].contains(&permissions(&directory.look()?)) {
         directory.give(None, PRIVATE)?;
@@ -181,7 +181,7 @@ pub fn give_to_group(socket: &Path, gid: u32) -> Result<(), RuntimeError> {
     socket_at(socket)?.give(Some(gid), 0o660)
 }
 
-/// Whether a group, or everybody, may pass through a directory.
+/// Whether a group, or all users, may pass through a directory.
 fn may_pass(directory: &Stat, group: Option<u32>) -> bool {
     match group {
         Some(gid) => has(directory, gid, 0o1),

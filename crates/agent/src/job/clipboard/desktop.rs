@@ -40,7 +40,7 @@ pub(super) enum Display {
     X11,
 }
 
-/// The desktop that somebody sits at.
+/// The desktop in use.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Desktop {
     /// The identifier of its session.

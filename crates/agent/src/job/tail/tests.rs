@@ -172,7 +172,7 @@ fn a_rotation_by_rename_loses_nothing_and_doubles_nothing() {
         texts(&wait_for(&mut tail, 3)),
         ["four and a half", "rest", "five"]
     );
-    // Whoever comes back with a place in the old file finds it.
+    // A reader that comes back with a place in the old file finds it.
     let mut resumed = log.tail(Some(before[0].place), None, false);
     let expected = ["two", "three", "four", "four and a half", "rest", "five"];
     assert_eq!(texts(&drain(&mut resumed)), expected);

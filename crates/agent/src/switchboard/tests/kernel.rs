@@ -1,4 +1,4 @@
-//! A directory that looks like the kernel's, and threads that do what the kernel does when a driver is told to let go of a device.
+//! A directory that looks like the kernel's, and threads that do what the kernel does when a driver is unbound from a device.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ pub struct Kernel {
 struct State {
     windows: Vec<u8>,
     binds: Vec<u8>,
-    /// Somebody has pages of a window pinned: nothing is unbound.
+    /// A program has pages of a window pinned: nothing is unbound.
     is_held: bool,
 }
 
@@ -102,7 +102,7 @@ impl Kernel {
         bind(root, number);
     }
 
-    /// A device of somebody else's.
+    /// A device of another owner.
     pub fn add_foreign(&self, name: &str, uuid: &str) {
         let device = self.directory.path().join("sys/bus/nd/devices").join(name);
         fs::create_dir_all(device.join("driver")).unwrap();
@@ -168,7 +168,7 @@ fn node(root: &Path, number: u8) -> PathBuf {
     root.join(format!("dev/dax{number}.0"))
 }
 
-/// What is told at an attribute, for all windows whose names stand in it.
+/// What is written to an attribute, for all windows whose names stand in it.
 fn obey(mut fifo: File, attribute: &str, root: &Path, state: &Mutex<State>) {
     let mut buffer = [0; 256];
     loop {

@@ -63,7 +63,7 @@ fn socket() -> io::Result<OwnedFd> {
 impl FakeNetwork {
     fn connect_to(&self, socket: &OwnedFd, cid: u32, port: u32) -> io::Result<()> {
         let address = SocketAddrUnix::new(address(&self.0.directory, cid, port))?;
-        // Nobody there is a reset with vsock.
+        // Without a listener a call is a reset with vsock.
         rustix::net::connect(socket, &address).map_err(|_| Errno::CONNRESET.into())
     }
 }
@@ -159,7 +159,7 @@ impl World {
             .offer(&directory.path().join("circuit.sock"))
             .unwrap();
         let keeping = Arc::clone(&switchboard);
-        // It goes on when the test has ended, with nobody to talk to.
+        // It goes on when the test has ended, without a peer.
         std::thread::spawn(move || keeping.keep_session());
         World {
             directory,
@@ -170,12 +170,12 @@ impl World {
         }
     }
 
-    /// Somebody who listens elsewhere.
+    /// A listener elsewhere.
     pub fn remote(&self, cid: u32, port: u32) -> UnixListener {
         UnixListener::bind(address(self.directory.path(), cid, port)).unwrap()
     }
 
-    /// A guest with one window, which the host knows of, and somebody who listens at 4:5432.
+    /// A guest with one window, which the host knows of, and a listener at 4:5432.
     pub fn with_a_window() -> (World, UnixListener, Host) {
         let kernel = Kernel::new();
         kernel.add(1);
@@ -186,7 +186,7 @@ impl World {
         (world, remote, host)
     }
 
-    /// Somebody calls a port of this guest.
+    /// A call to a port of this guest.
     pub fn call(&self, cid: u32, from: u32, port: u32) -> UnixStream {
         let socket = socket().unwrap();
         let own = address(self.directory.path(), cid, from);
@@ -215,7 +215,7 @@ impl World {
         host
     }
 
-    /// A program that calls 4:5432, where somebody listens, as far as its connection: the program, and the number of its call.
+    /// A program that calls 4:5432, where a program listens, as far as its connection: the program, and the number of its call.
     pub fn dial(&self, host: &mut Host) -> (Client, u64) {
         let mut program = self.program();
         program.say("CONNECT to=4:5432 kind=bytes ring=1048576");
@@ -234,11 +234,11 @@ impl World {
         }
     }
 
-    /// Whether a user who is nobody in particular may listen there.
+    /// Whether a user without rights may listen there.
     pub fn may_listen_as_somebody(&self, port: u32) -> bool {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        // It has gone already: whoever may listen ends at once.
+        // It has gone already: a user who may listen ends at once.
         drop(theirs);
         let program = Program {
             socket: ours.into(),

@@ -56,7 +56,10 @@ fn the_host_hears_of_a_release_after_the_reset_and_once() {
     assert_eq!(windows.end(uuid(1), 7), Some(device(1)));
     assert_eq!(windows.leases().count(), 0);
     assert_eq!(windows.end(uuid(1), 7), None, "it is over already");
-    assert!(!windows.lend(uuid(1), 8, LEN), "somebody may have it still");
+    assert!(
+        !windows.lend(uuid(1), 8, LEN),
+        "a program may have it still"
+    );
     let released = FromAgent::Released {
         uuid: uuid(1),
         generation: 7,

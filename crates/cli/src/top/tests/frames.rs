@@ -148,9 +148,9 @@ fn circuits_that_are_not_listed_are_counted() {
         circuits: true,
         ..settings()
     });
-    let mut house = house(4);
-    house.more = 12;
-    app.take(house);
+    let mut sample = vms_at(4);
+    sample.more = 12;
+    app.take(sample);
     let text = text(&mut app);
     assert!(text.contains("15 circuits"), "{text}");
     assert!(text.contains("and 12 more"), "{text}");

@@ -184,10 +184,10 @@ fn what_is_held_still_does_not_change_until_it_goes_on() {
     press(&mut app, &[KeyCode::Char(' ')]);
     let still = text(&mut app);
     assert!(still.contains("held still"));
-    app.take(house(60));
+    app.take(vms_at(60));
     assert_eq!(text(&mut app), still);
     press(&mut app, &[KeyCode::Char(' ')]);
-    app.take(house(61));
+    app.take(vms_at(61));
     let on = text(&mut app);
     // The rate is that of the whole time meanwhile.
     assert!(on.contains("guests send 5.0 MiB/s"), "{on}");

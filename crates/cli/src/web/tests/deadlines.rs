@@ -16,8 +16,8 @@ fn on_a_standing_clock(test: impl Future<Output = ()>) {
         .block_on(test);
 }
 
-/// A door before a daemon that begins an answer without end, and where it is.
-async fn door(
+/// A proxy before a daemon that begins an answer without end, and where it is.
+async fn proxy(
     token: &Token,
     directory: &tempfile::TempDir,
 ) -> (std::net::SocketAddr, UnixListener) {
@@ -26,8 +26,8 @@ async fn door(
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let token = token.clone();
-    let door = Door { socket, token };
-    tokio::spawn(door.serve(listener, std::future::pending()));
+    let proxy = Proxy { socket, token };
+    tokio::spawn(proxy.serve(listener, std::future::pending()));
     (address, daemon)
 }
 
@@ -63,7 +63,7 @@ fn the_oldest_newcomer_goes_when_one_more_comes_than_there_are_places() {
 fn without_the_token_a_connection_ends_in_time() {
     on_a_standing_clock(async {
         let (token, directory) = (Token::new().unwrap(), tempfile::tempdir().unwrap());
-        let (address, _daemon) = door(&token, &directory).await;
+        let (address, _daemon) = proxy(&token, &directory).await;
         // The last waits for an answer that the daemon does not give.
         let words = ["", "GET / HT", &format!("GET / HTTP/1.1\r\n{HOST}\r\n\r\n")];
         for words in words {
@@ -83,7 +83,7 @@ fn without_the_token_a_connection_ends_in_time() {
 fn with_the_token_a_connection_lasts_as_long_as_its_answer_is_read() {
     on_a_standing_clock(async {
         let (token, directory) = (Token::new().unwrap(), tempfile::tempdir().unwrap());
-        let (address, daemon) = door(&token, &directory).await;
+        let (address, daemon) = proxy(&token, &directory).await;
         let bearer = token.reveal();
         let words =
             format!("GET /v1/events HTTP/1.1\r\n{HOST}\r\nAuthorization: Bearer {bearer}\r\n\r\n");

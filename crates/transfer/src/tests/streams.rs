@@ -1,0 +1,68 @@
+//! Standard streams in the place of a file.
+
+use super::*;
+
+#[test]
+fn a_stream_takes_one_file_and_gives_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let content = noise(900_000, 5);
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let (one, other) = UnixStream::pair().unwrap();
+    let feed = content.clone();
+    let feeding = thread::spawn(move || fs::File::from(writer).write_all(&feed));
+    let sending = thread::spawn(move || {
+        let request = Send {
+            sources: &[Source::Stream(reader)],
+            options: options(),
+            after: None,
+            resumed: false,
+        };
+        send(&mut channel(one), &request, &mut Silent)
+    });
+    let target = Target::Place(Destination::open(&at("fed"), 1, false, None).unwrap());
+    let request = |target| Receive {
+        target,
+        id: ID,
+        options: options(),
+        expected: None,
+        resumed: false,
+    };
+    receive(
+        &mut channel(other),
+        &request(&target),
+        &mut Arrived::default(),
+        &mut Silent,
+    )
+    .0
+    .unwrap();
+    sending.join().unwrap().unwrap();
+    feeding.join().unwrap().unwrap();
+    assert!(fs::read(at("fed")).unwrap() == content);
+
+    // Back into a stream, with a hole in it.
+    let file = fs::OpenOptions::new().write(true).open(at("fed")).unwrap();
+    file.set_len(3_000_000).unwrap();
+    let (one, other) = UnixStream::pair().unwrap();
+    let path = at("fed");
+    let sending = thread::spawn(move || {
+        let request = Send {
+            sources: &[Source::Path(path)],
+            options: options(),
+            after: None,
+            resumed: false,
+        };
+        send(&mut channel(one), &request, &mut Silent)
+    });
+    let target = Target::Stream(fs::File::create(at("out")).unwrap().into());
+    receive(
+        &mut channel(other),
+        &request(&target),
+        &mut Arrived::default(),
+        &mut Silent,
+    )
+    .0
+    .unwrap();
+    sending.join().unwrap().unwrap();
+    assert!(fs::read(at("out")).unwrap() == fs::read(at("fed")).unwrap());
+}
