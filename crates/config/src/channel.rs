@@ -4,10 +4,10 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::ConfigError;
 use crate::input::{InputError, MAX_NAME_LEN};
+use crate::offer::exactly_one;
 use crate::pattern::malformed;
-use crate::source::{Source, Table, Value};
+use crate::source::{Reading, Source, Table, Value};
 
 /// The most `[[vm.channel]]` tables of one VM. A virtio-serial device shows its guest 31 ports, of which one is the console's and one
 /// the agent's; this leaves room for some that are not Ringdown's.
@@ -24,16 +24,6 @@ pub const DEFAULT_MAX_BYTES: u64 = 16 * 1024 * 1024;
 
 /// The least and the most of that size that can be asked for.
 const MAX_BYTES_BOUNDS: std::ops::RangeInclusive<u64> = 4096..=1 << 40;
-
-const CHANNEL_KEYS: [&str; 7] = [
-    "name",
-    "listen",
-    "connect",
-    "to",
-    "command",
-    "install-log",
-    "max-bytes",
-];
 
 const TARGETS: [&str; 3] = ["to", "command", "install-log"];
 
@@ -158,12 +148,12 @@ impl<D> Channel<D> {
     }
 }
 
-/// Checks the name of a virtio-serial port.
+/// Reads the name of a virtio-serial port.
 ///
 /// # Errors
 /// [`InputError::Malformed`] when it is empty, too long, has a character that the path of a device in the guest should not have, or
 /// is the agent's.
-pub fn check_port_name(name: &str) -> Result<(), InputError> {
+fn parse_port_name(name: &str) -> Result<String, InputError> {
     let remedy = if name == AGENT_PORT {
         "Ringdown's agent uses this one: write serial = true for the VM, and give this channel another name"
     } else if name.is_empty()
@@ -175,7 +165,7 @@ pub fn check_port_name(name: &str) -> Result<(), InputError> {
     {
         "use 1 to 63 of the characters a-z, A-Z, 0-9, '.', '_' and '-', not starting with '.', as in \"org.example.log\""
     } else {
-        return Ok(());
+        return Ok(name.to_owned());
     };
     let shown: String = name.chars().take(MAX_NAME_LEN + 1).collect();
     Err(malformed("the name of a channel", &shown, remedy))
@@ -184,11 +174,12 @@ pub fn check_port_name(name: &str) -> Result<(), InputError> {
 impl Source<'_> {
     pub(super) fn channels(
         &self,
+        key: &str,
         value: &Value<'_>,
-    ) -> Result<Vec<Channel<ChardevRequest>>, ConfigError> {
+    ) -> Reading<Vec<Channel<ChardevRequest>>> {
         let mut channels: Vec<Channel<ChardevRequest>> = Vec::new();
         let limit = ("channels of one VM", MAX_CHANNELS);
-        for (_, table) in self.tables("channel", value, limit)? {
+        for (_, table) in self.tables(key, value, limit)? {
             let channel = self.channel(&table)?;
             if channels.iter().any(|other| other.name == channel.name) {
                 let (what, name) = ("the channel", channel.name);
@@ -199,41 +190,28 @@ impl Source<'_> {
         Ok(channels)
     }
 
-    fn channel(&self, table: &Table<'_>) -> Result<Channel<ChardevRequest>, ConfigError> {
-        let (mut name, mut listen, mut connect, mut max_bytes) = (None, None, None, None);
-        let mut targets = Vec::new();
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "name" => {
-                    let text = self.string("name", value)?;
-                    self.refuse(value.span(), check_port_name(text))?;
-                    name = Some(text.to_owned());
-                }
-                "listen" => listen = Some(self.socket("listen", value)?),
-                "connect" => connect = Some(self.socket("connect", value)?),
-                "to" => targets.push(self.channel_target(value)?),
-                "command" => targets.push(ChannelTarget::Command(self.command(value)?)),
-                "install-log" if self.boolean("install-log", value)? => {
-                    let max_bytes = DEFAULT_MAX_BYTES;
-                    targets.push(ChannelTarget::InstallLog { max_bytes });
-                }
-                "install-log" => {}
-                "max-bytes" => {
-                    max_bytes = Some(self.number("max-bytes", value, MAX_BYTES_BOUNDS)?);
-                }
-                other => return self.unknown(key.span(), other, &CHANNEL_KEYS),
-            }
-        }
+    fn channel(&self, table: &Table<'_>) -> Reading<Channel<ChardevRequest>> {
+        let mut keys = self.keys(table);
+        let mut name = keys.parsed("name", parse_port_name)?;
+        let listen = keys.read("listen", Source::socket)?;
+        let connect = keys.read("connect", Source::socket)?;
+        let to = keys.read("to", Source::channel_target)?;
+        let command = keys.read("command", Source::command)?;
+        let install_log = keys.read("install-log", Source::boolean)?;
+        let max_bytes = keys.read("max-bytes", |of, key, value| {
+            of.number(key, value, MAX_BYTES_BOUNDS)
+        })?;
+        keys.end()?;
         let what = "this [[vm.channel]]";
-        let one = InputError::ExactlyOne {
-            what,
-            keys: &TARGETS,
-            found: targets.len() > 1,
-            example: "write to = \"unix:PATH\", to = \"listen:PATH\", to = \"file:PATH\", command = [\"/usr/bin/program\"], or \
-                      install-log = true",
-        };
-        let target = targets.pop().filter(|_| targets.is_empty());
-        let mut target = self.refuse(table.span(), target.ok_or(one))?;
+        let command = command.map(ChannelTarget::Command);
+        let install_log = install_log.filter(|is_one| *is_one);
+        let install_log = install_log.map(|_| ChannelTarget::InstallLog {
+            max_bytes: DEFAULT_MAX_BYTES,
+        });
+        let targets = [to, command, install_log].into_iter().flatten();
+        let example = "write to = \"unix:PATH\", to = \"listen:PATH\", to = \"file:PATH\", command = [\"/usr/bin/program\"], or \
+                       install-log = true";
+        let mut target = keys.refuse(exactly_one(targets, what, &TARGETS, example))?;
         let limit = match &mut target {
             ChannelTarget::File { max_bytes, .. } | ChannelTarget::InstallLog { max_bytes } => {
                 Some(max_bytes)
@@ -244,7 +222,7 @@ impl Source<'_> {
             (Some(limit), Some(wanted)) => *limit = wanted,
             (None, Some(_)) => {
                 let (key, beside) = ("max-bytes", "where nothing is written to a file");
-                return self.refuse(table.span(), Err(InputError::Pointless { key, beside }));
+                return keys.refuse(Err(InputError::Pointless { key, beside }));
             }
             (_, None) => {}
         }
@@ -252,12 +230,12 @@ impl Source<'_> {
             name = name.or_else(|| Some(INSTALL_LOG_PORT.to_owned()));
         }
         let example = "name = \"org.example.log\", the port's name in the guest";
-        let name = self.required(table, name, what, "name", example)?;
+        let name = keys.required(name, what, "name", example)?;
         let chardev = match (listen, connect) {
             (Some(_), Some(_)) => {
                 let beside = "beside \"listen\": either the VMM connects to a socket of Ringdown's, or Ringdown to one of the VMM's";
                 let key = "connect";
-                return self.refuse(table.span(), Err(InputError::Pointless { key, beside }));
+                return keys.refuse(Err(InputError::Pointless { key, beside }));
             }
             (None, Some(path)) => ChardevRequest::Connect(path),
             (path, None) => ChardevRequest::Listen(path),
@@ -269,8 +247,8 @@ impl Source<'_> {
         })
     }
 
-    fn channel_target(&self, value: &Value<'_>) -> Result<ChannelTarget, ConfigError> {
-        let text = self.string("to", value)?;
+    fn channel_target(&self, key: &str, value: &Value<'_>) -> Reading<ChannelTarget> {
+        let text = self.string(key, value)?;
         let span = || value.span();
         match text.split_once(':') {
             Some(("unix", path)) => Ok(ChannelTarget::Unix(self.socket_of(span(), path)?)),

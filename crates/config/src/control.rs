@@ -1,12 +1,8 @@
 //! `[control]`: groups of the host's users that may use the control socket.
 
-use toml::de::DeValue;
-
 use crate::input::InputError;
-use crate::source::{Source, Value};
-use crate::{ConfigError, parse_user_group};
-
-const CONTROL_KEYS: [&str; 2] = ["read-group", "operate-group"];
+use crate::parse_user_group;
+use crate::source::{Reading, Source, Value};
 
 /// Who may use the control socket beside the daemon's own user and root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,31 +24,22 @@ impl ControlGroups {
 }
 
 impl Source<'_> {
-    pub(super) fn control(&self, value: &Value<'_>) -> Result<ControlGroups, ConfigError> {
-        let DeValue::Table(table) = value.get_ref() else {
-            let expected = "a table, as in operate-group = \"ringdown\"";
-            return Err(self.wrong_type("control", expected, value));
+    pub(super) fn control(&self, key: &str, value: &Value<'_>) -> Reading<ControlGroups> {
+        let expected = "a table, as in operate-group = \"ringdown\"";
+        let table = self.table(key, value, expected)?;
+        let mut keys = self.keys(&table);
+        let groups = ControlGroups {
+            read: keys.parsed("read-group", parse_user_group)?,
+            operate: keys.parsed("operate-group", parse_user_group)?,
         };
-        let mut groups = ControlGroups::default();
-        for (key, value) in table.iter() {
-            let group = |key| {
-                let name = self.string(key, value)?;
-                self.refuse::<u32>(value.span(), parse_user_group(name))
-                    .map(Some)
-            };
-            match key.get_ref().as_ref() {
-                "read-group" => groups.read = group("read-group")?,
-                "operate-group" => groups.operate = group("operate-group")?,
-                other => return self.unknown(key.span(), other, &CONTROL_KEYS),
-            }
-        }
+        keys.end()?;
         if groups == ControlGroups::default() {
             let error = InputError::MissingKey {
                 what: "[control]",
                 key: "operate-group",
                 example: "operate-group = \"ringdown\", or remove this table",
             };
-            return self.refuse(value.span(), Err(error));
+            return keys.refuse(Err(error));
         }
         Ok(groups)
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::Written;
 use crate::input::InputError;
 
 /// Why a configuration was refused.
@@ -24,6 +25,15 @@ pub enum ConfigError {
         /// What the system said.
         error: io::Error,
     },
+}
+
+impl From<Written<InputError>> for ConfigError {
+    fn from(refused: Written<InputError>) -> ConfigError {
+        ConfigError::Input {
+            place: refused.place,
+            error: refused.value,
+        }
+    }
 }
 
 pub(crate) fn refuse<T>(

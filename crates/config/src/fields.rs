@@ -1,39 +1,56 @@
 //! What is written as `key=value,key=value`.
 
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
 use crate::input::{InputError, nearest};
 
-/// The values of `keys`, in their order, out of `key=value,key=value`. Those of `words` may stand alone, and are empty then.
-pub(super) fn fields<const N: usize>(
-    text: &str,
-    keys: &'static [&'static str; N],
-    words: &[&str],
-    example: &'static str,
-) -> Result<[Option<String>; N], InputError> {
-    let mut values = [const { None }; N];
-    for part in split(text) {
-        let alone = words.contains(&part.as_str());
-        let pair = part.split_once('=').filter(|_| !alone);
-        let Some((key, value)) = pair.or(alone.then_some((part.as_str(), ""))) else {
-            let meant = nearest(&part, words).filter(|_| !part.is_empty());
-            return Err(InputError::NotKeyValue {
-                meant: meant.map(str::to_owned),
-                found: part,
-                example,
-            });
-        };
-        let Some(index) = keys.iter().position(|candidate| *candidate == key) else {
-            return Err(InputError::UnknownKey {
-                key: key.to_owned(),
-                valid: keys,
-            });
-        };
-        if values[index].replace(value.to_owned()).is_some() {
-            return Err(InputError::RepeatedKey {
-                key: key.to_owned(),
-            });
+/// What is said about an option that a file has no words for.
+pub(super) struct Form {
+    /// What it describes.
+    pub(super) what: &'static str,
+    /// How it is written.
+    pub(super) example: &'static str,
+    /// Keys that may stand alone, which means that they are true.
+    pub(super) alone: &'static [&'static str],
+    /// Keys that must be there, and how each could look.
+    pub(super) needed: &'static [(&'static str, &'static str)],
+}
+
+impl Form {
+    /// Reads `key=value,key=value` into a table of texts.
+    pub(super) fn table(&self, text: &str) -> Result<DeTable<'static>, InputError> {
+        let mut table = DeTable::new();
+        for part in split(text) {
+            let alone = self.alone.contains(&part.as_str());
+            let pair = part.split_once('=').filter(|_| !alone);
+            let Some((key, value)) = pair.or(alone.then_some((part.as_str(), ""))) else {
+                let meant = nearest(&part, self.alone).filter(|_| !part.is_empty());
+                return Err(InputError::NotKeyValue {
+                    meant: meant.map(str::to_owned),
+                    found: part,
+                    example: self.example,
+                });
+            };
+            let is_true = value.is_empty() && self.alone.contains(&key);
+            let value = match is_true {
+                true => DeValue::Boolean(true),
+                false => DeValue::String(value.to_owned().into()),
+            };
+            let key = key.to_owned();
+            let entry = Spanned::new(0..0, key.clone().into());
+            if table.insert(entry, Spanned::new(0..0, value)).is_some() {
+                return Err(InputError::RepeatedKey { key });
+            }
         }
+        Ok(table)
     }
-    Ok(values)
+
+    /// What lacks a key that must be there, and how the key could look.
+    pub(super) fn lacking(&self, key: &str) -> Option<(&'static str, &'static str)> {
+        let needed = self.needed.iter().find(|(needed, _)| *needed == key);
+        needed.map(|(_, example)| (self.what, *example))
+    }
 }
 
 /// Splits at commas; two commas in a row stand for one that belongs to the value.

@@ -5,10 +5,12 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::Duration;
 
+use toml::Spanned;
 use toml::de::DeTable;
 
 use crate::input::InputError;
-use crate::source::{Source, Table, Value};
+use crate::keys::Keys;
+use crate::source::{Reading, Source, Table, Value};
 use crate::{
     Config, ConfigError, MAX_GROUPS, MAX_NETWORKS, MAX_PUBLISHES, MAX_RULES, MAX_SERVICES,
     MAX_SPIN_MICROSECONDS, MAX_VMS, Written,
@@ -16,23 +18,6 @@ use crate::{
 
 /// The largest configuration file, in bytes: room for as many rules as a daemon holds.
 pub const MAX_FILE_LEN: u64 = 4 * 1024 * 1024;
-
-const TOP_KEYS: [&str; 14] = [
-    "network",
-    "vm",
-    "group",
-    "rule",
-    "allow",
-    "service",
-    "publish",
-    "hosts",
-    "runtime-dir",
-    "state-dir",
-    "audit",
-    "control",
-    "sandbox-paths",
-    "spin-microseconds",
-];
 
 /// Reads a configuration file.
 ///
@@ -68,79 +53,68 @@ pub fn read_file(path: &Path) -> Result<Config, ConfigError> {
 /// # Errors
 /// [`ConfigError::Input`] with line and column when something in it cannot be meant.
 pub fn parse_file(text: &str, title: &str, directory: &Path) -> Result<Config, ConfigError> {
-    let source = Source::new(text, title, directory);
+    let source = Source::file(text, title, directory);
     let document = DeTable::parse(text).map_err(|error| ConfigError::Input {
         place: source.place(error.span().unwrap_or(0..0)),
         error: InputError::Syntax {
             message: error.message().to_owned(),
         },
     })?;
-    let mut config = Config::default();
-    for (key, value) in document.get_ref() {
-        match key.get_ref().as_ref() {
-            "runtime-dir" => config.runtime_dir = Some(source.path("runtime-dir", value)?),
-            "state-dir" => config.state_dir = Some(source.path("state-dir", value)?),
-            "audit" => config.audit = Some(source.path("audit", value)?),
-            "control" => config.control = source.control(value)?,
-            "sandbox-paths" => config.sandbox_paths = source.paths("sandbox-paths", value)?,
-            "spin-microseconds" => config.spin = Some(source.spin(value)?),
-            "network" => {
-                let read = |_: &str, table: &Table<'_>| source.network(table);
-                let limit = ("networks", MAX_NETWORKS);
-                config.networks = source.all("network", value, limit, read)?;
-            }
-            "vm" => {
-                let read = |_: &str, table: &Table<'_>| source.vm(table);
-                config.vms = source.all("vm", value, ("VMs", MAX_VMS), read)?;
-            }
-            "group" => {
-                let read = |_: &str, table: &Table<'_>| source.group(table);
-                config.groups = source.all("group", value, ("groups", MAX_GROUPS), read)?;
-            }
-            "rule" => {
-                let read = |place: &str, table: &Table<'_>| source.rule(place, table);
-                config.rules = source.all("rule", value, ("rules", MAX_RULES), read)?;
-            }
-            "allow" => {
-                let read = |place: &str, table: &Table<'_>| source.allow(place, table);
-                config.allows = source.all("allow", value, ("rules", MAX_RULES), read)?;
-            }
-            "service" => {
-                let read = |_: &str, table: &Table<'_>| source.service(table);
-                config.services = source.all("service", value, ("services", MAX_SERVICES), read)?;
-            }
-            "publish" => {
-                let what = ("published ports", MAX_PUBLISHES);
-                let read = |_: &str, table: &Table<'_>| source.publish(table);
-                config.publishes = source.all("publish", value, what, read)?;
-            }
-            "hosts" => config.hosts = source.hosts(value)?,
-            other => return source.unknown(key.span(), other, &TOP_KEYS),
-        }
-    }
-    Ok(config)
+    Ok(source.configuration(&Spanned::new(0..0, document.get_ref()))?)
 }
 
 impl Source<'_> {
-    /// Reads every table of `[[key]]`.
-    fn all<T>(
-        &self,
-        key: &str,
-        value: &Value<'_>,
-        limit: (&'static str, usize),
-        read: impl Fn(&str, &Table<'_>) -> Result<T, ConfigError>,
-    ) -> Result<Vec<Written<T>>, ConfigError> {
-        let tables = self.tables(key, value, limit)?;
-        let read = |(place, table): (String, Table<'_>)| {
-            let value = read(&place, &table)?;
-            Ok(Written { place, value })
+    fn configuration(&self, table: &Table<'_>) -> Reading<Config> {
+        let mut keys = self.keys(table);
+        let config = Config {
+            networks: keys.all("network", ("networks", MAX_NETWORKS), Source::network)?,
+            vms: keys.all("vm", ("VMs", MAX_VMS), Source::vm)?,
+            groups: keys.all("group", ("groups", MAX_GROUPS), Source::group)?,
+            rules: keys.all("rule", ("rules", MAX_RULES), Source::rule)?,
+            allows: keys.all("allow", ("rules", MAX_RULES), Source::allow)?,
+            services: keys.all("service", ("services", MAX_SERVICES), Source::service)?,
+            publishes: keys.all(
+                "publish",
+                ("published ports", MAX_PUBLISHES),
+                Source::publish,
+            )?,
+            hosts: keys.read("hosts", Source::hosts)?.unwrap_or_default(),
+            runtime_dir: keys.read("runtime-dir", Source::path)?,
+            state_dir: keys.read("state-dir", Source::path)?,
+            audit: keys.read("audit", Source::path)?,
+            control: keys.read("control", Source::control)?.unwrap_or_default(),
+            sandbox_paths: keys
+                .read("sandbox-paths", Source::paths)?
+                .unwrap_or_default(),
+            spin: keys.read("spin-microseconds", Source::spin)?,
+            files: Vec::new(),
         };
-        tables.into_iter().map(read).collect()
+        keys.end()?;
+        Ok(config)
     }
 
-    fn spin(&self, value: &Value<'_>) -> Result<Duration, ConfigError> {
-        let bounds = 0..=MAX_SPIN_MICROSECONDS;
-        let number = self.number("spin-microseconds", value, bounds)?;
+    fn spin(&self, key: &'static str, value: &Value<'_>) -> Reading<Duration> {
+        let number = self.number(key, value, 0..=MAX_SPIN_MICROSECONDS)?;
         Ok(Duration::from_micros(number))
+    }
+}
+
+impl<'s> Keys<'s, '_> {
+    /// Every table of `[[key]]`.
+    fn all<T>(
+        &mut self,
+        key: &'static str,
+        limit: (&'static str, usize),
+        read: impl Fn(&'s Source<'s>, &Table<'_>) -> Reading<T>,
+    ) -> Reading<Vec<Written<T>>> {
+        let all = self.read(key, |of, key, value| {
+            let tables = of.tables(key, value, limit)?.into_iter();
+            let one = |(place, table): (String, Table<'_>)| {
+                let value = read(of, &table)?;
+                Ok(Written { place, value })
+            };
+            tables.map(one).collect::<Reading<_>>()
+        })?;
+        Ok(all.unwrap_or_default())
     }
 }

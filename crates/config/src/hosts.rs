@@ -6,9 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use toml::de::{DeTable, DeValue};
 use wire::destination::Host;
 
-use crate::ConfigError;
 use crate::input::InputError;
-use crate::source::{Source, Value};
+use crate::source::{Reading, Source, Value};
 
 /// The most names in `[hosts]`.
 pub const MAX_HOSTS: usize = 4096;
@@ -71,11 +70,10 @@ impl FromIterator<(String, Vec<ListedAddress>)> for Hosts {
 }
 
 impl Source<'_> {
-    pub(super) fn hosts(&self, value: &Value<'_>) -> Result<Hosts, ConfigError> {
-        let DeValue::Table(table) = value.get_ref() else {
-            let expected = "a table, as in \"deb.example\" = \"192.0.2.1\"";
-            return Err(self.wrong_type("hosts", expected, value));
-        };
+    pub(super) fn hosts(&self, key: &str, value: &Value<'_>) -> Reading<Hosts> {
+        let expected = "a table, as in \"deb.example\" = \"192.0.2.1\"";
+        let table = self.table(key, value, expected)?;
+        let table = table.get_ref();
         if table.len() > MAX_HOSTS {
             let too_many = InputError::TooMany {
                 what: "names in [hosts]",
@@ -103,7 +101,7 @@ impl Source<'_> {
         Ok(hosts)
     }
 
-    fn addresses_of_host(&self, value: &Value<'_>) -> Result<Vec<ListedAddress>, ConfigError> {
+    fn addresses_of_host(&self, value: &Value<'_>) -> Reading<Vec<ListedAddress>> {
         let strings = self.strings("addresses of a name", value, false)?;
         if strings.len() > MAX_ADDRESSES {
             let too_many = InputError::TooMany {

@@ -18,53 +18,6 @@ pub const MAX_NAME_LEN: usize = 63;
 /// The longest path of a socket, in bytes: `sun_path` of `sockaddr_un` has 108, and the last is a zero.
 pub const MAX_SOCKET_PATH_LEN: usize = 107;
 
-/// The keys that describe a VM.
-pub const VM_KEYS: [&str; 16] = [
-    "name",
-    "domain",
-    "cid",
-    "vhost-user",
-    "host",
-    "hybrid",
-    "serial",
-    "serial-connect",
-    "groups",
-    "aliases",
-    "limits",
-    "channel",
-    "networks",
-    "net",
-    "windows",
-    "qmp",
-];
-
-/// The keys that describe a VM on the command line. A limit is written as TOML would have it in one line.
-pub const VM_OPTION_KEYS: [&str; 20] = [
-    "name",
-    "domain",
-    "cid",
-    "vhost-user",
-    "host",
-    "hybrid",
-    "serial",
-    "serial-connect",
-    "groups",
-    "aliases",
-    "networks",
-    "windows",
-    "qmp",
-    "limits.circuits",
-    "limits.half-open-circuits",
-    "limits.buffered-bytes",
-    "limits.buffered-messages",
-    "limits.connects-per-second",
-    "limits.host-connects-per-second",
-    "limits.control-messages-per-second",
-];
-
-/// The keys that describe permission for VMs to call each other.
-pub const ALLOW_KEYS: [&str; 4] = ["from", "to", "port", "domain"];
-
 /// Names that stand for something else in rules.
 pub const RESERVED_NAMES: [&str; 2] = ["any", "host"];
 

@@ -21,9 +21,11 @@ mod file;
 mod files;
 mod hosts;
 pub mod input;
+mod keys;
 pub mod limits;
 mod line;
 pub mod listeners;
+mod members;
 pub mod net;
 mod network;
 mod offer;
@@ -62,18 +64,16 @@ use error::refuse;
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use hosts::{Hosts, ListedAddress, MAX_ADDRESSES, MAX_HOSTS};
 pub use line::LineSpec;
+pub use members::parse_vm_members;
 pub use network::{
     AddressRequest, DEFAULT_MTU, MAX_NETWORKS, MAX_POOL_ADDRESSES, MTU_BOUNDS, NetworkRequest,
-    check_dns_domain, parse_ipv4_subnet, parse_ipv6_subnet,
 };
-pub use option::{parse_allow_option, parse_network_option, parse_vm_option};
+pub use option::{parse_allow_option, parse_net_option, parse_network_option, parse_vm_option};
 pub use pattern::{parse_callee, parse_caller};
 pub use pattern::{parse_dns_name, parse_port};
 pub use plan::{MAX_MEMBERSHIPS, MAX_PORTS, MAX_VMS, Plan, PlanChange};
 pub use policy::full_name;
-pub use port::{
-    MAX_NETS, NET_KEYS, NewPort, PortRequest, check_ports, parse_moderation, parse_net_option,
-};
+pub use port::{MAX_NETS, NewPort, PortRequest};
 pub use request::{GroupRequest, VmRequest};
 pub use services::{
     DEFAULT_CONNECT_TIMEOUT, DEFAULT_MAX_CONNECTIONS, DEFAULT_SOCKET_MODE, GuestPort,
@@ -84,7 +84,7 @@ pub use settings::Settings;
 
 pub use dialled::{check_dialled, check_dialled_with};
 pub use files::{check_sockets, check_targets};
-pub use source::MAX_LIST_LEN;
+pub use source::{MAX_LIST_LEN, Reading};
 pub use state::StateError;
 pub use state::{StateFile, check_version};
 pub use users::load_name_services;

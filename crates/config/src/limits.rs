@@ -7,43 +7,36 @@ use vsock::Limits;
 
 use crate::input::InputError;
 
-/// The limits that a person may set, as they are written in the configuration file and on the command line.
-pub const LIMIT_KEYS: [&str; 7] = [
-    "circuits",
-    "half-open-circuits",
-    "buffered-bytes",
-    "buffered-messages",
-    "connects-per-second",
-    "host-connects-per-second",
-    "control-messages-per-second",
-];
+macro_rules! limits {
+    ($($key:literal $member:literal $bounds:expr;)+) => {
+        /// The limits that a person may set, as they are written in the configuration file.
+        pub const LIMIT_KEYS: [&str; 7] = [$($key),+];
 
-/// The same as members of JSON objects.
-pub const LIMIT_MEMBERS: [&str; 7] = [
-    "circuits",
-    "half_open_circuits",
-    "buffered_bytes",
-    "buffered_messages",
-    "connects_per_second",
-    "host_connects_per_second",
-    "control_messages_per_second",
-];
+        /// The same on the command line, as TOML would have them in one line.
+        pub(crate) const LIMIT_OPTIONS: [&str; 7] = [$(concat!("limits.", $key)),+];
+
+        /// The same as members of JSON objects.
+        pub const LIMIT_MEMBERS: [&str; 7] = [$($member),+];
+
+        /// The least and the most of each, in this order. Where the least is 0, that means none at all.
+        const BOUNDS: [(u64, u64); 7] = [$($bounds),+];
+    };
+}
 
 /// A million of anything is more than one worker can do in a second, and more circuits than a process has descriptors.
 const MILLION: u64 = 1_000_000;
 
-/// The least and the most of each limit, in the order of [`LIMIT_KEYS`]. Where the least is 0, that means none at all.
-const BOUNDS: [(u64, u64); 7] = [
-    (0, MILLION),
-    (0, MILLION),
+limits! {
+    "circuits" "circuits" (0, MILLION);
+    "half-open-circuits" "half_open_circuits" (0, MILLION);
     // With 0 each circuit still has the 16 KiB that it always has.
-    (0, 1 << 40),
-    (1, 16 * MILLION),
-    (0, MILLION),
-    (0, MILLION),
+    "buffered-bytes" "buffered_bytes" (0, 1 << 40);
+    "buffered-messages" "buffered_messages" (1, 16 * MILLION);
+    "connects-per-second" "connects_per_second" (0, MILLION);
+    "host-connects-per-second" "host_connects_per_second" (0, MILLION);
     // A guest that could not even announce credit could not receive: what it may say is bounded, and not forbidden.
-    (1000, 10 * MILLION),
-];
+    "control-messages-per-second" "control_messages_per_second" (1000, 10 * MILLION);
+}
 
 /// The name of each limit as a member of JSON objects, with the least and the most that it can be.
 pub fn bounds() -> impl Iterator<Item = (&'static str, RangeInclusive<u64>)> {
@@ -64,7 +57,7 @@ pub fn set(
     let index = names.iter().position(|candidate| *candidate == name);
     let index = index.ok_or_else(|| InputError::UnknownKey {
         key: name.to_owned(),
-        valid: names,
+        valid: names.to_vec(),
     })?;
     let (least, most) = BOUNDS[index];
     if !(least..=most).contains(&value) {

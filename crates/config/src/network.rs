@@ -7,12 +7,11 @@ use l2::bridge::PortConfig;
 use policy::{DEFAULT_DOMAIN, full_name};
 use toml::de::DeValue;
 
-use crate::ConfigError;
 use crate::input::InputError;
 use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, UplinkDevice, UplinkSpec, VLAN_BOUNDS};
 use crate::pattern::{malformed, parse_ipv4};
 use crate::port::{parse_moderation, vlan_of};
-use crate::source::{Source, Table, Value};
+use crate::source::{Reading, Source, Table, Value};
 
 /// The most networks of one daemon.
 pub const MAX_NETWORKS: usize = 64;
@@ -32,31 +31,7 @@ const PREFIX_LEN_BOUNDS: RangeInclusive<u8> = 16..=30;
 /// The longest domain for names: with it an answer about any VM fits into the smallest packet that every resolver takes.
 const MAX_DNS_DOMAIN_LEN: usize = 100;
 
-const NETWORK_KEYS: [&str; 13] = [
-    "name",
-    "domain",
-    "ipv4",
-    "ipv6",
-    "mtu",
-    "dhcp",
-    "dns",
-    "router-advertisements",
-    "dns-domain",
-    "pool",
-    "isolated",
-    "moderation",
-    "uplink",
-];
-
-const UPLINK_KEYS: [&str; 7] = [
-    "tap",
-    "interface",
-    "gateway",
-    "addresses",
-    "vlan",
-    "trunk",
-    "native",
-];
+const UPLINK_DEVICES: [&str; 2] = ["tap", "interface"];
 
 /// The most addresses behind an uplink that can be said: a port's, without the gateway.
 const MAX_UPLINK_ADDRESSES: usize = PortConfig::ADDRESSES_MAX;
@@ -166,43 +141,48 @@ impl NetworkRequest {
 }
 
 impl Source<'_> {
-    pub(super) fn network(&self, table: &Table<'_>) -> Result<NetworkRequest, ConfigError> {
-        let mut name = None;
-        let mut request = NetworkRequest::named("");
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "name" => name = Some(self.name("name", "a network", value)?),
-                "domain" => request.domain = self.domain(value)?,
-                "ipv4" => request.ipv4 = self.subnet("ipv4", value, parse_ipv4_subnet)?,
-                "ipv6" => request.ipv6 = self.subnet("ipv6", value, parse_ipv6_subnet)?,
-                // The bounds fit.
-                "mtu" => request.mtu = self.number("mtu", value, MTU_BOUNDS)? as u16,
-                "dhcp" => request.dhcp = Some(self.boolean("dhcp", value)?),
-                "dns" => request.dns = self.boolean("dns", value)?,
-                "router-advertisements" => {
-                    let advertises = self.boolean("router-advertisements", value)?;
-                    request.router_advertisements = Some(advertises);
-                }
-                "dns-domain" => request.dns_domain = Some(self.dns_domain(value)?),
-                "pool" => {
-                    let text = self.string("pool", value)?;
-                    request.pool = Some(self.refuse(value.span(), parse_pool(text))?);
-                }
-                "isolated" => request.isolated = self.boolean("isolated", value)?,
-                "moderation" => {
-                    let text = self.string("moderation", value)?;
-                    request.moderation = self.refuse(value.span(), parse_moderation(text))?;
-                }
-                "uplink" => {
-                    let (uplink, gateway) = self.uplink(value)?;
-                    (request.uplink, request.gateway) = (Some(uplink), gateway);
-                }
-                other => return self.unknown(key.span(), other, &NETWORK_KEYS),
-            }
-        }
-        let what = "this [[network]]";
-        request.name = self.required(table, name, what, "name", "name = \"lan\"")?;
-        self.refuse(table.span(), request.check())?;
+    pub(super) fn network(&self, table: &Table<'_>) -> Reading<NetworkRequest> {
+        let mut keys = self.keys(table);
+        let name = keys.name("a network")?;
+        let domain = keys.domain()?;
+        let ipv4 = keys.read("ipv4", |of, key, value| {
+            of.subnet(key, value, parse_ipv4_subnet)
+        })?;
+        let ipv6 = keys.read("ipv6", |of, key, value| {
+            of.subnet(key, value, parse_ipv6_subnet)
+        })?;
+        let mtu = keys.read("mtu", |of, key, value| of.number(key, value, MTU_BOUNDS))?;
+        let request = NetworkRequest {
+            domain,
+            name: String::new(),
+            ipv4: ipv4.unwrap_or_default(),
+            ipv6: ipv6.unwrap_or_default(),
+            // The bounds fit.
+            mtu: mtu.map_or(DEFAULT_MTU, |mtu| mtu as u16),
+            dhcp: keys.read("dhcp", Source::boolean)?,
+            dns: keys.read("dns", Source::boolean)?.unwrap_or(true),
+            router_advertisements: keys.read("router-advertisements", Source::boolean)?,
+            dns_domain: keys.parsed("dns-domain", parse_dns_domain)?,
+            pool: keys.parsed("pool", parse_pool)?,
+            isolated: keys.read("isolated", Source::boolean)?.unwrap_or_default(),
+            moderation: keys
+                .parsed("moderation", parse_moderation)?
+                .unwrap_or_default(),
+            uplink: None,
+            gateway: None,
+        };
+        let uplink = keys.read("uplink", Source::uplink)?;
+        keys.end()?;
+        let name = keys.required(name, "this [[network]]", "name", "name = \"lan\"")?;
+        let (uplink, gateway) = uplink.unzip();
+        let gateway = gateway.flatten();
+        let request = NetworkRequest {
+            name,
+            uplink,
+            gateway,
+            ..request
+        };
+        keys.refuse(request.check())?;
         Ok(request)
     }
 
@@ -212,7 +192,7 @@ impl Source<'_> {
         key: &str,
         value: &Value<'_>,
         parse: impl Fn(&str) -> Result<T, InputError>,
-    ) -> Result<AddressRequest<T>, ConfigError> {
+    ) -> Reading<AddressRequest<T>> {
         match value.get_ref() {
             DeValue::Boolean(false) => Ok(AddressRequest::None),
             DeValue::Boolean(true) => Ok(AddressRequest::Default),
@@ -224,59 +204,42 @@ impl Source<'_> {
         }
     }
 
-    fn dns_domain(&self, value: &Value<'_>) -> Result<String, ConfigError> {
-        let text = self.string("dns-domain", value)?;
-        self.refuse(value.span(), check_dns_domain(text))?;
-        Ok(text.to_owned())
-    }
-
-    fn uplink(&self, value: &Value<'_>) -> Result<(UplinkSpec, Option<Ipv4Addr>), ConfigError> {
-        let DeValue::Table(table) = value.get_ref() else {
-            let expected = "a table, as in { tap = \"rd0\" } or { interface = \"eth1\" }";
-            return Err(self.wrong_type("uplink", expected, value));
-        };
-        let (mut devices, mut gateway, mut addresses) = (Vec::new(), None, Vec::new());
-        let (mut vlan, mut trunk, mut native) = (None, None, None);
-        for (key, value) in table.iter() {
-            match key.get_ref().as_ref() {
-                "tap" => devices.push(UplinkDevice::Tap(self.interface("tap", value)?)),
-                "interface" => {
-                    let name = self.interface("interface", value)?;
-                    devices.push(UplinkDevice::Interface(name));
-                }
-                "gateway" => {
-                    let text = self.string("gateway", value)?;
-                    gateway = Some(self.refuse(value.span(), parse_ipv4(text))?);
-                }
-                "addresses" => addresses = self.addresses(value)?,
-                "vlan" => vlan = Some(self.vlan("vlan", value)?),
-                "trunk" => trunk = Some(self.vlans(value)?),
-                "native" => native = Some(self.vlan("native", value)?),
-                other => return self.unknown(key.span(), other, &UPLINK_KEYS),
-            }
-        }
+    fn uplink(&self, key: &str, value: &Value<'_>) -> Reading<(UplinkSpec, Option<Ipv4Addr>)> {
+        let expected = "a table, as in { tap = \"rd0\" } or { interface = \"eth1\" }";
+        let table = self.table(key, value, expected)?;
+        let mut keys = self.keys(&table);
+        let tap = keys.parsed("tap", parse_interface)?;
+        let interface = keys.parsed("interface", parse_interface)?;
+        let gateway = keys.parsed("gateway", parse_ipv4)?;
+        let addresses = keys.read("addresses", Source::addresses)?;
+        let vlan = keys.read("vlan", Source::vlan)?;
+        let trunk = keys.read("trunk", Source::vlans)?;
+        let native = keys.read("native", Source::vlan)?;
+        keys.end()?;
         let one = InputError::ExactlyOne {
             what: "this uplink",
-            keys: &UPLINK_KEYS[..2],
-            found: devices.len() > 1,
+            keys: &UPLINK_DEVICES,
+            found: tap.is_some(),
             example: "write tap = \"rd0\" for a tap device, or interface = \"eth1\" for an interface that is there",
         };
-        let device = devices.pop().filter(|_| devices.is_empty());
-        let device = self.refuse(value.span(), device.ok_or(one))?;
-        let vlan = self.refuse(value.span(), vlan_of(vlan, trunk, native))?;
+        let device = match (tap, interface) {
+            (Some(name), None) => UplinkDevice::Tap(name),
+            (None, Some(name)) => UplinkDevice::Interface(name),
+            _ => return keys.refuse(Err(one)),
+        };
         let uplink = UplinkSpec {
             device,
-            vlan,
-            addresses,
+            vlan: keys.refuse(vlan_of(vlan, trunk, native))?,
+            addresses: addresses.unwrap_or_default(),
         };
         Ok((uplink, gateway))
     }
 
     /// Addresses of hosts, each of which is written once.
-    fn addresses(&self, value: &Value<'_>) -> Result<Vec<IpAddr>, ConfigError> {
+    fn addresses(&self, key: &'static str, value: &Value<'_>) -> Reading<Vec<IpAddr>> {
         let mut addresses = Vec::new();
-        for element in self.elements("addresses", value, false)? {
-            let text = self.string("addresses", element)?;
+        for element in self.elements(key, value, false)? {
+            let text = self.string(key, element)?;
             let address = self.refuse(element.span(), parse_host(text))?;
             if addresses.contains(&address) {
                 let (what, name) = ("an address behind the uplink", text.to_owned());
@@ -291,20 +254,12 @@ impl Source<'_> {
         Ok(addresses)
     }
 
-    fn interface(&self, key: &'static str, value: &Value<'_>) -> Result<String, ConfigError> {
-        let text = self.string(key, value)?;
-        self.refuse(value.span(), check_interface(text))?;
-        Ok(text.to_owned())
-    }
-
-    pub(super) fn vlan(&self, key: &'static str, value: &Value<'_>) -> Result<u64, ConfigError> {
+    pub(super) fn vlan(&self, key: &'static str, value: &Value<'_>) -> Reading<u64> {
         self.number(key, value, VLAN_BOUNDS)
     }
 
-    pub(super) fn vlans(&self, value: &Value<'_>) -> Result<Vec<u64>, ConfigError> {
-        let elements = self.elements("trunk", value, false)?;
-        let vlan = |element: &Value<'_>| self.vlan("trunk", element);
-        elements.into_iter().map(vlan).collect()
+    pub(super) fn vlans(&self, key: &'static str, value: &Value<'_>) -> Reading<Vec<u64>> {
+        self.numbers(key, value, VLAN_BOUNDS)
     }
 }
 
@@ -312,7 +267,7 @@ impl Source<'_> {
 ///
 /// # Errors
 /// [`InputError::Malformed`].
-pub fn parse_ipv4_subnet(text: &str) -> Result<Ipv4Subnet, InputError> {
+fn parse_ipv4_subnet(text: &str) -> Result<Ipv4Subnet, InputError> {
     let wrong = |remedy: &str| malformed("an IPv4 network", text, remedy);
     let example = "write it like \"10.1.2.0/24\", or \"10.1.2.7/24\" for a network that itself has the address 10.1.2.7";
     let (address, prefix_len) = text.split_once('/').ok_or_else(|| wrong(example))?;
@@ -342,7 +297,7 @@ pub fn parse_ipv4_subnet(text: &str) -> Result<Ipv4Subnet, InputError> {
 ///
 /// # Errors
 /// [`InputError::Malformed`].
-pub fn parse_ipv6_subnet(text: &str) -> Result<Ipv6Subnet, InputError> {
+fn parse_ipv6_subnet(text: &str) -> Result<Ipv6Subnet, InputError> {
     let wrong = |remedy: &str| malformed("an IPv6 network", text, remedy);
     let example = "write it like \"fd12:3456:789a:1::/64\"; its prefix always has 64 bits";
     let own: Option<Ipv6Addr> = text.strip_suffix("/64").and_then(|own| own.parse().ok());
@@ -361,15 +316,15 @@ pub fn parse_ipv6_subnet(text: &str) -> Result<Ipv6Subnet, InputError> {
     Ok(Ipv6Subnet { own })
 }
 
-/// Checks the domain of a network's names.
+/// Reads the domain of a network's names.
 ///
 /// # Errors
 /// [`InputError::Malformed`].
-pub fn check_dns_domain(text: &str) -> Result<(), InputError> {
+pub(crate) fn parse_dns_domain(text: &str) -> Result<String, InputError> {
     let is_domain = text.len() <= MAX_DNS_DOMAIN_LEN && text.split('.').all(is_label);
     let remedy = "use letters, digits and '-' with dots between them, 100 characters at most, as in \"lan\" or \"lab.example\"";
     match is_domain {
-        true => Ok(()),
+        true => Ok(text.to_owned()),
         false => Err(malformed("a domain for names", text, remedy)),
     }
 }
@@ -415,8 +370,8 @@ fn parse_pool(text: &str) -> Result<RangeInclusive<Ipv4Addr>, InputError> {
     }
 }
 
-/// Checks the name of a network interface of Linux (IFNAMSIZ is 16, with the zero at the end).
-fn check_interface(text: &str) -> Result<(), InputError> {
+/// Reads the name of a network interface of Linux (IFNAMSIZ is 16, with the zero at the end).
+fn parse_interface(text: &str) -> Result<String, InputError> {
     let is_name = (1..=15).contains(&text.len())
         && text != "."
         && text != ".."
@@ -425,7 +380,7 @@ fn check_interface(text: &str) -> Result<(), InputError> {
             .all(|byte| byte.is_ascii_graphic() && byte != b'/' && byte != b':' && byte != b'%');
     let remedy = "use the name of an interface, 1 to 15 characters, as `ip link` shows it";
     match is_name {
-        true => Ok(()),
+        true => Ok(text.to_owned()),
         false => Err(malformed("the name of a network interface", text, remedy)),
     }
 }

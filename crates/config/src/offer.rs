@@ -1,13 +1,12 @@
 //! `[[service]]` and `[[publish]]`.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use policy::DEFAULT_DOMAIN;
 use toml::de::DeValue;
 use wire::vsock::CID_ANY;
 
-use crate::ConfigError;
 use crate::input::InputError;
 use crate::pattern::{malformed, parse_dns_name, parse_published};
 use crate::services::{
@@ -15,112 +14,84 @@ use crate::services::{
     MAX_COMMAND_WORDS, MAX_CONNECT_TIMEOUT_MS, MOST_CONNECTIONS, Publish, PublishListen, Service,
     ServiceTarget,
 };
-use crate::source::{Source, Table, Value, integer};
-
-const SERVICE_KEYS: [&str; 9] = [
-    "name",
-    "domain",
-    "port",
-    "to",
-    "command",
-    "egress",
-    "proxy-protocol",
-    "max-connections",
-    "connect-timeout-ms",
-];
+use crate::source::{Reading, Source, Table, Value, integer};
 
 const TARGETS: [&str; 3] = ["to", "command", "egress"];
-
-const PUBLISH_KEYS: [&str; 6] = ["name", "domain", "listen", "to", "proxy-protocol", "mode"];
 
 /// The longest word of a command, in bytes: Linux takes no longer one (`MAX_ARG_STRLEN`).
 const MAX_WORD_LEN: usize = 128 * 1024 - 1;
 
 impl Source<'_> {
-    pub(super) fn service(&self, table: &Table<'_>) -> Result<Service, ConfigError> {
-        let (mut name, mut port, mut targets) = (None, None, Vec::new());
-        let mut service = Service {
-            name: String::new(),
-            domain: DEFAULT_DOMAIN.to_owned(),
-            port: 0,
-            target: ServiceTarget::Egress,
-            proxy_protocol: false,
-            max_connections: DEFAULT_MAX_CONNECTIONS,
-            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+    pub(super) fn service(&self, table: &Table<'_>) -> Reading<Service> {
+        let mut keys = self.keys(table);
+        let number = |bounds: RangeInclusive<u64>| {
+            move |of: &Source<'_>, key, value: &Value<'_>| of.number(key, value, bounds)
         };
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "name" => name = Some(self.name("name", "a service", value)?),
-                "domain" => service.domain = self.domain(value)?,
-                "port" => port = Some(self.service_port(value)?),
-                "to" => targets.push(self.service_target(value)?),
-                "command" => targets.push(ServiceTarget::Command(self.command(value)?)),
-                "egress" if self.boolean("egress", value)? => targets.push(ServiceTarget::Egress),
-                "egress" => {}
-                "proxy-protocol" => {
-                    service.proxy_protocol = self.boolean("proxy-protocol", value)?
-                }
-                "max-connections" => {
-                    let bounds = 1..=u64::from(MOST_CONNECTIONS);
-                    let number = self.number("max-connections", value, bounds)?;
-                    service.max_connections = u32::try_from(number).unwrap_or(MOST_CONNECTIONS);
-                }
-                "connect-timeout-ms" => {
-                    let bounds = 1..=MAX_CONNECT_TIMEOUT_MS;
-                    let number = self.number("connect-timeout-ms", value, bounds)?;
-                    service.connect_timeout = Duration::from_millis(number);
-                }
-                other => return self.unknown(key.span(), other, &SERVICE_KEYS),
-            }
-        }
+        let name = keys.name("a service")?;
+        let domain = keys.domain()?;
+        let port = keys.read("port", Source::service_port)?;
+        let to = keys.read("to", Source::service_target)?;
+        let command = keys.read("command", Source::command)?;
+        let egress = keys.read("egress", Source::boolean)?.unwrap_or_default();
+        let proxy_protocol = keys.read("proxy-protocol", Source::boolean)?;
+        let proxy_protocol = proxy_protocol.unwrap_or_default();
+        let bounds = 1..=u64::from(MOST_CONNECTIONS);
+        let connections = keys.read("max-connections", number(bounds))?;
+        let bounds = 1..=MAX_CONNECT_TIMEOUT_MS;
+        let timeout = keys.read("connect-timeout-ms", number(bounds))?;
+        keys.end()?;
         let what = "this [[service]]";
-        service.name = self.required(table, name, what, "name", "name = \"registry\"")?;
+        let name = keys.required(name, what, "name", "name = \"registry\"")?;
         let example = "port = 5000, which guests call at CID 2";
-        service.port = self.required(table, port, what, "port", example)?;
-        let one = InputError::ExactlyOne {
-            what,
-            keys: &TARGETS,
-            found: targets.len() > 1,
-            example: "write to = \"tcp:127.0.0.1:5000\", command = [\"/usr/bin/program\"], or egress = true",
-        };
-        let target = targets.pop().filter(|_| targets.is_empty());
-        service.target = self.refuse(table.span(), target.ok_or(one))?;
-        let identified_otherwise = match service.target {
+        let port = keys.required(port, what, "port", example)?;
+        let command = command.map(ServiceTarget::Command);
+        let egress = egress.then_some(ServiceTarget::Egress);
+        let targets = [to, command, egress].into_iter().flatten();
+        let example =
+            "write to = \"tcp:127.0.0.1:5000\", command = [\"/usr/bin/program\"], or egress = true";
+        let target = keys.refuse(exactly_one(targets, what, &TARGETS, example))?;
+        let identified_otherwise = match target {
             ServiceTarget::Command(_) => Some("with a command, whose environment says who calls"),
             ServiceTarget::Egress => Some("with egress"),
             _ => None,
         };
-        if let Some(beside) = identified_otherwise.filter(|_| service.proxy_protocol) {
+        if let Some(beside) = identified_otherwise.filter(|_| proxy_protocol) {
             let key = "proxy-protocol";
-            return self.refuse(table.span(), Err(InputError::Pointless { key, beside }));
+            return keys.refuse(Err(InputError::Pointless { key, beside }));
         }
-        Ok(service)
+        let connections = connections.map(|number| number as u32);
+        Ok(Service {
+            name,
+            domain,
+            port,
+            target,
+            proxy_protocol,
+            // The bounds fit.
+            max_connections: connections.unwrap_or(DEFAULT_MAX_CONNECTIONS),
+            connect_timeout: timeout.map_or(DEFAULT_CONNECT_TIMEOUT, Duration::from_millis),
+        })
     }
 
-    pub(super) fn publish(&self, table: &Table<'_>) -> Result<Publish, ConfigError> {
-        let domain = self.domain_of(table)?;
-        let (mut name, mut listen, mut to, mut mode) = (None, None, None, None);
-        let mut proxy_protocol = false;
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "name" => name = Some(self.name("name", "a published port", value)?),
-                "domain" => {}
-                "listen" => listen = Some((self.listen(value)?, self.string("listen", value)?)),
-                "to" => {
-                    let text = self.string("to", value)?;
-                    let parsed = self.refuse(value.span(), parse_published(text, &domain))?;
-                    to = Some((parsed, text, value.span()));
-                }
-                "proxy-protocol" => proxy_protocol = self.boolean("proxy-protocol", value)?,
-                "mode" => mode = Some(self.mode(value)?),
-                other => return self.unknown(key.span(), other, &PUBLISH_KEYS),
-            }
-        }
+    pub(super) fn publish(&self, table: &Table<'_>) -> Reading<Publish> {
+        let mut keys = self.keys(table);
+        let name = keys.name("a published port")?;
+        let domain = keys.domain()?;
+        let listen = keys.read("listen", |of, key, value| {
+            Ok((of.listen(key, value)?, of.string(key, value)?))
+        })?;
+        let to = keys.read("to", |of, key, value| {
+            let text = of.string(key, value)?;
+            let parsed = of.refuse(value.span(), parse_published(text, &domain))?;
+            Ok((parsed, text, value.span()))
+        })?;
+        let proxy_protocol = keys.read("proxy-protocol", Source::boolean)?;
+        let mode = keys.read("mode", Source::mode)?;
+        keys.end()?;
         let what = "this [[publish]]";
         let example = "listen = \"tcp:127.0.0.1:8080\"";
-        let (mut listen, written) = self.required(table, listen, what, "listen", example)?;
+        let (mut listen, written) = keys.required(listen, what, "listen", example)?;
         let example = "to = \"web:80\"";
-        let (to, text, span) = self.required(table, to, what, "to", example)?;
+        let (to, text, span) = keys.required(to, what, "to", example)?;
         if matches!(
             (&listen, &to.port),
             (PublishListen::Udp(_), GuestPort::Agent(_))
@@ -133,7 +104,7 @@ impl Source<'_> {
             (PublishListen::Unix { mode, .. }, Some(wanted)) => *mode = wanted,
             (_, Some(_)) => {
                 let (key, beside) = ("mode", "where the daemon does not listen on a UNIX socket");
-                return self.refuse(table.span(), Err(InputError::Pointless { key, beside }));
+                return keys.refuse(Err(InputError::Pointless { key, beside }));
             }
             (_, None) => {}
         }
@@ -141,12 +112,12 @@ impl Source<'_> {
             name: name.unwrap_or_else(|| written.to_owned()),
             listen,
             to,
-            proxy_protocol,
+            proxy_protocol: proxy_protocol.unwrap_or_default(),
         })
     }
 
-    fn service_port(&self, value: &Value<'_>) -> Result<u32, ConfigError> {
-        let number = self.number("port", value, 0..=u64::from(CID_ANY) - 1)?;
+    fn service_port(&self, key: &'static str, value: &Value<'_>) -> Reading<u32> {
+        let number = self.number(key, value, 0..=u64::from(CID_ANY) - 1)?;
         let port = u32::try_from(number).unwrap_or_default();
         let own = match port {
             wire::agent::PORT => Some("its agent in the guest calls it"),
@@ -160,8 +131,8 @@ impl Source<'_> {
         }
     }
 
-    fn service_target(&self, value: &Value<'_>) -> Result<ServiceTarget, ConfigError> {
-        let text = self.string("to", value)?;
+    fn service_target(&self, key: &'static str, value: &Value<'_>) -> Reading<ServiceTarget> {
+        let text = self.string(key, value)?;
         let span = || value.span();
         match text.split_once(':') {
             Some(("tcp", address)) => {
@@ -187,10 +158,10 @@ impl Source<'_> {
         }
     }
 
-    pub(super) fn command(&self, value: &Value<'_>) -> Result<Vec<String>, ConfigError> {
+    pub(super) fn command(&self, key: &'static str, value: &Value<'_>) -> Reading<Vec<String>> {
         let DeValue::Array(array) = value.get_ref() else {
             let expected = "a list of words, as in [\"/usr/bin/program\", \"--option\"]";
-            return Err(self.wrong_type("command", expected, value));
+            return Err(self.wrong_type(key, expected, value));
         };
         if let Some(beyond) = array.get(MAX_COMMAND_WORDS) {
             let (what, limit) = ("words of a command", MAX_COMMAND_WORDS);
@@ -198,7 +169,7 @@ impl Source<'_> {
         }
         let mut words = Vec::with_capacity(array.len());
         for element in array.iter() {
-            let word = self.string("command", element)?;
+            let word = self.string(key, element)?;
             if word.contains('\0') || word.len() > MAX_WORD_LEN {
                 let refused = malformed(
                     "a word of a command",
@@ -210,7 +181,7 @@ impl Source<'_> {
             words.push(word.to_owned());
         }
         match words.first() {
-            None => self.refuse(value.span(), Err(InputError::EmptyList { key: "command" })),
+            None => self.refuse(value.span(), Err(InputError::EmptyList { key })),
             Some(program) if !program.starts_with('/') => {
                 let remedy = "give it from the root, as in \"/usr/bin/program\"";
                 let refused = malformed("the path of a program", program, remedy);
@@ -220,8 +191,8 @@ impl Source<'_> {
         }
     }
 
-    fn listen(&self, value: &Value<'_>) -> Result<PublishListen, ConfigError> {
-        let text = self.string("listen", value)?;
+    fn listen(&self, key: &'static str, value: &Value<'_>) -> Reading<PublishListen> {
+        let text = self.string(key, value)?;
         match text.split_once(':') {
             Some(("tcp", address)) => {
                 self.refuse(value.span(), check_listener(address, text))?;
@@ -246,7 +217,7 @@ impl Source<'_> {
         }
     }
 
-    fn mode(&self, value: &Value<'_>) -> Result<u32, ConfigError> {
+    fn mode(&self, key: &'static str, value: &Value<'_>) -> Reading<u32> {
         let (mode, written) = match value.get_ref() {
             DeValue::Integer(number) if number.radix() == 8 => {
                 (integer(number), number.to_string())
@@ -255,7 +226,7 @@ impl Source<'_> {
             DeValue::String(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
                 (u64::from_str_radix(text, 8).ok(), text.to_string())
             }
-            _ => return Err(self.wrong_type("mode", "permissions in octal, as in 0o660", value)),
+            _ => return Err(self.wrong_type(key, "permissions in octal, as in 0o660", value)),
         };
         let mode = mode.filter(|mode| *mode <= 0o777).map(|mode| mode as u32);
         let refused = malformed(
@@ -265,6 +236,23 @@ impl Source<'_> {
         );
         self.refuse(value.span(), mode.ok_or(refused))
     }
+}
+
+/// What there has to be exactly one of.
+pub(super) fn exactly_one<T>(
+    mut of: impl Iterator<Item = T>,
+    what: &'static str,
+    keys: &'static [&'static str],
+    example: &'static str,
+) -> Result<T, InputError> {
+    let (first, second) = (of.next(), of.next());
+    let found = second.is_some();
+    first.filter(|_| !found).ok_or(InputError::ExactlyOne {
+        what,
+        keys,
+        found,
+        example,
+    })
 }
 
 /// Checks `host:port`, where the host is an address or a name.

@@ -2,23 +2,38 @@
 
 use std::path::Path;
 
-use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Rule, RuleLimits, Verdict};
-use vsock::Limits;
+use policy::Rule;
+use toml::Spanned;
 
-use crate::fields::fields;
-use crate::input::{
-    ALLOW_KEYS, InputError, VM_OPTION_KEYS, check_name, check_name_of, check_socket_path,
-    parse_cid, parse_full_name,
-};
-use crate::limits::{LIMIT_KEYS, set_in_words};
-use crate::pattern::{parse_ports, parse_vms};
-use crate::{
-    ChardevRequest, ConfigError, MAX_LIST_LEN, NetworkRequest, NewPort, VmRequest, Written,
-    check_ports, parse_windows, refuse,
+use crate::fields::Form;
+use crate::input::{InputError, parse_full_name};
+use crate::source::{Reading, Source, Table};
+use crate::{ConfigError, NetworkRequest, NewPort, VmRequest, Written, refuse};
+
+const VM: Form = Form {
+    what: "this VM",
+    example: "--vm name=web,cid=3",
+    alone: &["serial"],
+    needed: &[("name", "name=web")],
 };
 
-const VM_EXAMPLE: &str = "--vm name=web,cid=3";
-const ALLOW_EXAMPLE: &str = "--allow from=web,to=db,port=*";
+const ALLOW: Form = Form {
+    what: "this rule",
+    example: "--allow from=web,to=db,port=*",
+    alone: &[],
+    needed: &[
+        ("from", "from=web, or from=* for any VM"),
+        ("to", "to=db, or to=* for any VM"),
+        ("port", "port=5432, or port=* for any port"),
+    ],
+};
+
+const NET: Form = Form {
+    what: "this port",
+    example: "--net lan,vlan=10",
+    alone: &["isolated", "learn"],
+    needed: &[("network", "network=lan")],
+};
 
 /// Reads the value of `--vm`. `directory` is where relative paths start.
 ///
@@ -26,7 +41,7 @@ const ALLOW_EXAMPLE: &str = "--allow from=web,to=db,port=*";
 /// [`ConfigError::Input`] when something in it cannot be meant.
 pub fn parse_vm_option(text: &str, directory: &Path) -> Result<Written<VmRequest>, ConfigError> {
     let place = format!("--vm {text}");
-    let value = refuse(&place, vm(text, directory))?;
+    let value = option(&place, text, &VM, directory, |of, table| of.vm(table))?;
     Ok(Written { place, value })
 }
 
@@ -48,117 +63,34 @@ pub fn parse_network_option(text: &str) -> Result<Written<NetworkRequest>, Confi
 /// [`ConfigError::Input`] when something in it cannot be meant.
 pub fn parse_allow_option(text: &str) -> Result<Written<Rule>, ConfigError> {
     let place = format!("--allow {text}");
-    let value = refuse(&place, rule(text, &place))?;
+    let value = option(&place, text, &ALLOW, Path::new(""), |of, table| {
+        of.allow(table)
+    })?;
     Ok(Written { place, value })
 }
 
-fn vm(text: &str, directory: &Path) -> Result<VmRequest, InputError> {
-    let [
-        name,
-        domain,
-        cid,
-        vhost_user,
-        host,
-        hybrid,
-        serial,
-        serial_connect,
-        groups,
-        aliases,
-        networks,
-        windows,
-        qmp,
-        rest @ ..,
-    ] = fields(text, &VM_OPTION_KEYS, &["serial"], VM_EXAMPLE)?;
-    let name = name.ok_or(InputError::MissingKey {
-        what: "this VM",
-        key: "name",
-        example: "name=web",
-    })?;
-    check_name(&name)?;
-    let domain = domain.unwrap_or_else(|| DEFAULT_DOMAIN.to_owned());
-    check_name_of("a domain", &domain)?;
-    let socket = |text: Option<String>| match text {
-        None => Ok(None),
-        Some(text) if text.is_empty() => Err(InputError::NotAPath { path: text.into() }),
-        Some(text) => {
-            let path = directory.join(text);
-            check_socket_path(&path)?;
-            Ok(Some(path))
-        }
+/// Reads `NETWORK`, `NETWORK,KEY=VALUE…`, or `network=NETWORK,KEY=VALUE…`. A trunk's VLANs have a plus between them: `trunk=10+20`.
+/// `directory` is where a relative path starts.
+///
+/// # Errors
+/// [`InputError`] says what cannot be meant.
+pub fn parse_net_option(text: &str, directory: &Path) -> Result<NewPort, InputError> {
+    let text = match text.split_once(',').map_or(text, |(first, _)| first) {
+        network if !network.contains('=') => format!("network={text}"),
+        _ => text.to_owned(),
     };
-    let serial = match serial {
-        // The word alone: where it is by default.
-        Some(text) if text.is_empty() => Some(ChardevRequest::Listen(None)),
-        text => socket(text)?.map(|path| ChardevRequest::Listen(Some(path))),
-    };
-    let serial_connect = socket(serial_connect)?.map(ChardevRequest::Connect);
-    let cid = cid.map(|text| parse_cid(&text)).transpose()?;
-    let ports = names("a network", networks)?;
-    let ports: Vec<NewPort> = ports.iter().map(|name| NewPort::of(name)).collect();
-    let mut limits = Limits::default();
-    for (key, text) in LIMIT_KEYS.iter().zip(rest) {
-        if let Some(text) = text {
-            set_in_words(&mut limits, &LIMIT_KEYS, key, &text)?;
-        }
-    }
-    Ok(VmRequest {
-        domain,
-        name,
-        aliases: names("a VM", aliases)?,
-        groups: names("a group", groups)?,
-        cid,
-        vhost_user: socket(vhost_user)?,
-        host: socket(host)?,
-        hybrid: socket(hybrid)?,
-        serial: ChardevRequest::one_of(serial, serial_connect)?,
-        channels: Vec::new(),
-        ports: check_ports(&ports)?,
-        windows: windows.as_deref().map(parse_windows).transpose()?,
-        qmp: socket(qmp)?,
-        limits,
-    })
+    let port = option("", &text, &NET, directory, |of, table| of.net(table));
+    port.map_err(|refused| refused.value)
 }
 
-fn rule(text: &str, place: &str) -> Result<Rule, InputError> {
-    let [from, to, port, domain] = fields(text, &ALLOW_KEYS, &[], ALLOW_EXAMPLE)?;
-    let missing = |key, example| InputError::MissingKey {
-        what: "this rule",
-        key,
-        example,
-    };
-    let domain = domain.unwrap_or_else(|| DEFAULT_DOMAIN.to_owned());
-    check_name_of("a domain", &domain)?;
-    let from = from.ok_or(missing("from", "from=web, or from=* for any VM"))?;
-    let to = to.ok_or(missing("to", "to=db, or to=* for any VM"))?;
-    let port = port.ok_or(missing("port", "port=5432, or port=* for any port"))?;
-    Ok(Rule {
-        from: vec![CallerPattern::Vms(parse_vms(&from, &domain)?)],
-        to: vec![CalleePattern::Vms(parse_vms(&to, &domain)?)],
-        ports: parse_ports(&port)?.into_iter().collect(),
-        verdict: Verdict::Allow,
-        limits: RuleLimits::default(),
-        label: place.to_owned(),
-        is_named: false,
-    })
-}
-
-/// Names with a plus between them: a comma would end the value.
-fn names(what: &'static str, text: Option<String>) -> Result<Vec<String>, InputError> {
-    let Some(text) = text else {
-        return Ok(Vec::new());
-    };
-    let mut names: Vec<String> = Vec::new();
-    for name in text.split('+') {
-        check_name_of(what, name)?;
-        if names.iter().any(|other| other == name) {
-            let name = name.to_owned();
-            return Err(InputError::Duplicate { what, name });
-        }
-        names.push(name.to_owned());
-    }
-    if names.len() > MAX_LIST_LEN {
-        let (what, limit) = ("entries of one list", MAX_LIST_LEN);
-        return Err(InputError::TooMany { what, limit });
-    }
-    Ok(names)
+fn option<T>(
+    place: &str,
+    text: &str,
+    form: &Form,
+    directory: &Path,
+    read: impl Fn(&Source<'_>, &Table<'_>) -> Reading<T>,
+) -> Reading<T> {
+    let source = Source::option(place, form, directory);
+    let table = source.refuse(0..0, form.table(text))?;
+    read(&source, &Spanned::new(0..0, &table))
 }

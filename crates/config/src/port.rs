@@ -3,7 +3,7 @@
 //! All of them say the same, so all of them are read into [`NewPort`] first, and what they say is checked once, there.
 
 use std::net::Ipv4Addr;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,13 +13,11 @@ use toml::de::DeValue;
 use utoipa::ToSchema;
 use wire::ethernet::MacAddress;
 
-use crate::ConfigError;
-use crate::fields::fields;
-use crate::input::{InputError, check_name_of, check_socket_path};
+use crate::input::{InputError, check_name_of};
 use crate::net::{Moderation, VLAN_BOUNDS};
 use crate::pattern::{malformed, parse_ipv4};
 use crate::schema;
-use crate::source::{MAX_LIST_LEN, Source, Table, Value};
+use crate::source::{MAX_LIST_LEN, Reading, Source, Table, Value, out_of_bounds};
 
 /// The most networks that one VM can be in.
 pub const MAX_NETS: usize = 8;
@@ -34,25 +32,7 @@ const BROADCASTS_BOUNDS: RangeInclusive<u64> = 0..=1_000_000;
 /// The longest window of moderation that can be asked for. A guest's timers of TCP are not far above it.
 const MAX_WINDOW: Duration = Duration::from_millis(10);
 
-/// The keys that describe a port.
-pub const NET_KEYS: [&str; 14] = [
-    "network",
-    "mac",
-    "ipv4",
-    "vhost-user",
-    "vlan",
-    "trunk",
-    "native",
-    "isolated",
-    "learn",
-    "frames-per-second",
-    "bytes-per-second",
-    "broadcasts-per-second",
-    "queue-pairs",
-    "moderation",
-];
-
-/// A port as somebody wrote it. Nothing has been checked.
+/// A port as it was written. What its words mean has not been checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewPort {
@@ -147,63 +127,34 @@ impl NewPort {
         }
     }
 
-    /// Checks what was written.
-    ///
-    /// # Errors
-    /// [`InputError`] says what cannot be meant.
-    pub fn check(&self) -> Result<PortRequest, InputError> {
+    /// Checks what was read. Numbers are within their bounds.
+    pub(crate) fn check(&self) -> Result<PortRequest, InputError> {
         check_name_of("a network", &self.network)?;
-        let mac = self.mac.as_deref().map(parse_mac).transpose()?;
-        let ipv4 = self.ipv4.as_deref().map(parse_ipv4).transpose()?;
-        if let Some(path) = &self.vhost_user {
-            check_socket_path(path)?;
-        }
-        let learn = self.learn.unwrap_or_default();
-        let bounded = |key, value: Option<u64>, bounds| {
-            let check = |value| check_number(key, value, bounds);
-            value.map(check).transpose()
-        };
-        let frames = bounded("frames-per-second", self.frames_per_second, FRAMES_BOUNDS)?;
-        let bytes = bounded("bytes-per-second", self.bytes_per_second, BYTES_BOUNDS)?;
-        let broadcasts = self.broadcasts_per_second;
-        let broadcasts = bounded("broadcasts-per-second", broadcasts, BROADCASTS_BOUNDS)?;
-        let pairs = bounded("queue-pairs", self.queue_pairs, QUEUE_PAIRS_BOUNDS)?;
-        let moderation = self.moderation.as_deref();
+        let default = Rates::guest();
+        let broadcasts = self.broadcasts_per_second.map(|number| number as u32);
         Ok(PortRequest {
             network: self.network.clone(),
-            mac,
-            ipv4,
+            mac: self.mac.as_deref().map(parse_mac).transpose()?,
+            ipv4: self.ipv4.as_deref().map(parse_ipv4).transpose()?,
             vhost_user: self.vhost_user.clone(),
             vlan: vlan_of(self.vlan, self.trunk.clone(), self.native)?,
             isolated: self.isolated,
-            learn,
-            // The bounds fit.
+            learn: self.learn.unwrap_or_default(),
             rates: Rates {
-                frames_per_second: frames.map(|number| number as u32),
-                bytes_per_second: bytes,
-                broadcasts_per_second: broadcasts
-                    .map_or(Rates::guest().broadcasts_per_second, |number| number as u32),
-                ..Rates::guest()
+                frames_per_second: self.frames_per_second.map(|number| number as u32),
+                bytes_per_second: self.bytes_per_second,
+                broadcasts_per_second: broadcasts.unwrap_or(default.broadcasts_per_second),
+                ..default
             },
-            queue_pairs: pairs.unwrap_or(1) as u16,
-            moderation: moderation.map(parse_moderation).transpose()?,
+            queue_pairs: self.queue_pairs.unwrap_or(1) as u16,
+            moderation: self
+                .moderation
+                .as_deref()
+                .map(parse_moderation)
+                .transpose()?,
             place: None,
         })
     }
-}
-
-/// Checks the ports of one VM, of which there is one in a network.
-///
-/// # Errors
-/// [`InputError`] says what cannot be meant.
-pub fn check_ports(ports: &[NewPort]) -> Result<Vec<PortRequest>, InputError> {
-    let mut checked: Vec<PortRequest> = Vec::new();
-    for port in ports {
-        let port = port.check()?;
-        check_new(&checked, &port)?;
-        checked.push(port);
-    }
-    Ok(checked)
 }
 
 fn check_new(ports: &[PortRequest], port: &PortRequest) -> Result<(), InputError> {
@@ -218,67 +169,18 @@ fn check_new(ports: &[PortRequest], port: &PortRequest) -> Result<(), InputError
     Ok(())
 }
 
-/// Reads `NETWORK`, `NETWORK,KEY=VALUE…`, or `network=NETWORK,KEY=VALUE…`. A trunk's VLANs have a plus between them: `trunk=10+20`.
-///
-/// # Errors
-/// [`InputError`] says what cannot be meant.
-pub fn parse_net_option(text: &str) -> Result<NewPort, InputError> {
-    let text = match text.split_once(',').map_or(text, |(first, _)| first) {
-        network if !network.contains('=') => format!("network={text}"),
-        _ => text.to_owned(),
-    };
-    let words = ["isolated", "learn"];
-    let example = "--net lan,vlan=10";
-    let fields = fields(&text, &NET_KEYS, &words, example)?;
-    let [network, mac, ipv4, vhost_user, rest @ ..] = fields;
-    let [vlan, trunk, native, isolated, learn, rest @ ..] = rest;
-    let [frames, bytes, broadcasts, queue_pairs, moderation] = rest;
-    let number = |key: &'static str, text: Option<String>, bounds: RangeInclusive<u64>| {
-        let parse = |text: String| parse_number(key, &text, bounds.clone());
-        text.map(parse).transpose()
-    };
-    let boolean = |key: &'static str, text: Option<String>| match text.as_deref() {
-        None => Ok(None),
-        Some("" | "true") => Ok(Some(true)),
-        Some("false") => Ok(Some(false)),
-        Some(other) => Err(InputError::Word {
-            key,
-            found: other.to_owned(),
-            valid: &["true", "false"],
-        }),
-    };
-    let trunk = trunk.map(|text| {
-        let vlans = text.split('+');
-        let vlans = vlans.map(|text| parse_number("trunk", text, VLAN_BOUNDS));
-        vlans.collect::<Result<Vec<u64>, InputError>>()
-    });
-    Ok(NewPort {
-        network: network.unwrap_or_default(),
-        mac,
-        ipv4,
-        vhost_user: vhost_user.map(PathBuf::from),
-        vlan: number("vlan", vlan, VLAN_BOUNDS)?,
-        trunk: trunk.transpose()?,
-        native: number("native", native, VLAN_BOUNDS)?,
-        isolated: boolean("isolated", isolated)?,
-        learn: boolean("learn", learn)?,
-        frames_per_second: number("frames-per-second", frames, FRAMES_BOUNDS)?,
-        bytes_per_second: number("bytes-per-second", bytes, BYTES_BOUNDS)?,
-        broadcasts_per_second: number("broadcasts-per-second", broadcasts, BROADCASTS_BOUNDS)?,
-        queue_pairs: number("queue-pairs", queue_pairs, QUEUE_PAIRS_BOUNDS)?,
-        moderation,
-    })
-}
-
 impl Source<'_> {
     /// `networks = ["lan"]`, as short for tables with nothing but the name.
-    pub(super) fn networks(&self, value: &Value<'_>) -> Result<Vec<PortRequest>, ConfigError> {
+    pub(super) fn networks(
+        &self,
+        key: &'static str,
+        value: &Value<'_>,
+    ) -> Reading<Vec<PortRequest>> {
         let mut ports = Vec::new();
-        for (span, name) in self.strings("networks", value, true)? {
-            let mut port = self.refuse(span.clone(), NewPort::of(name).check())?;
-            self.refuse(span.clone(), check_new(&ports, &port))?;
-            port.place = Some(self.place_of("networks", span));
-            ports.push(port);
+        for (span, name) in self.listed(key, value)? {
+            let port = NewPort::of(name);
+            let place = self.place_of(key, span.clone());
+            self.add_port(&mut ports, &port, span, place)?;
         }
         Ok(ports)
     }
@@ -286,66 +188,67 @@ impl Source<'_> {
     /// The `[[vm.net]]` tables of a VM that has these ports already.
     pub(super) fn nets(
         &self,
+        key: &'static str,
         value: &Value<'_>,
         ports: &mut Vec<PortRequest>,
-    ) -> Result<(), ConfigError> {
+    ) -> Reading<()> {
         let limit = ("networks of one VM", MAX_NETS);
         if let DeValue::Array(list) = value.get_ref() {
             if let Some(name) = list.iter().find(|of| of.get_ref().as_str().is_some()) {
                 let expected = "a list of tables, written [[vm.net]], or be named \"networks\", as in networks = [\"lan\"]";
-                return Err(self.wrong_type("net", expected, name));
+                return Err(self.wrong_type(key, expected, name));
             }
         }
-        for (_, table) in self.tables("net", value, limit)? {
+        for (_, table) in self.tables(key, value, limit)? {
             let port = self.net(&table)?;
-            let mut port = self.refuse(table.span(), port.check())?;
-            self.refuse(table.span(), check_new(ports, &port))?;
             let name = table.get_ref().get("network");
-            port.place = name.map(|name| self.place_of("network", name.span()));
-            ports.push(port);
+            let place = name.and_then(|name| self.place_of("network", name.span()));
+            self.add_port(ports, &port, table.span(), place)?;
         }
         Ok(())
     }
 
-    fn net(&self, table: &Table<'_>) -> Result<NewPort, ConfigError> {
-        let (mut network, mut port) = (None, NewPort::default());
-        let words = |key, value| -> Result<Option<String>, ConfigError> {
-            Ok(Some(self.string(key, value)?.to_owned()))
+    fn add_port(
+        &self,
+        ports: &mut Vec<PortRequest>,
+        port: &NewPort,
+        span: Range<usize>,
+        place: Option<String>,
+    ) -> Reading<()> {
+        let mut port = self.refuse(span.clone(), port.check())?;
+        self.refuse(span, check_new(ports, &port))?;
+        port.place = place;
+        ports.push(port);
+        Ok(())
+    }
+
+    pub(super) fn net(&self, table: &Table<'_>) -> Reading<NewPort> {
+        let mut keys = self.keys(table);
+        let words = |text: &str| Ok(text.to_owned());
+        let number = |bounds: RangeInclusive<u64>| {
+            move |of: &Source<'_>, key, value: &Value<'_>| of.number(key, value, bounds)
         };
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "network" => network = Some(self.name("network", "a network", value)?),
-                "mac" => port.mac = words("mac", value)?,
-                "ipv4" => port.ipv4 = words("ipv4", value)?,
-                "vhost-user" => port.vhost_user = Some(self.socket("vhost-user", value)?),
-                "vlan" => port.vlan = Some(self.vlan("vlan", value)?),
-                "trunk" => port.trunk = Some(self.vlans(value)?),
-                "native" => port.native = Some(self.vlan("native", value)?),
-                "isolated" => port.isolated = Some(self.boolean("isolated", value)?),
-                "learn" => port.learn = Some(self.boolean("learn", value)?),
-                "frames-per-second" => {
-                    port.frames_per_second =
-                        Some(self.number("frames-per-second", value, FRAMES_BOUNDS)?);
-                }
-                "bytes-per-second" => {
-                    port.bytes_per_second =
-                        Some(self.number("bytes-per-second", value, BYTES_BOUNDS)?);
-                }
-                "broadcasts-per-second" => {
-                    port.broadcasts_per_second =
-                        Some(self.number("broadcasts-per-second", value, BROADCASTS_BOUNDS)?);
-                }
-                "queue-pairs" => {
-                    port.queue_pairs =
-                        Some(self.number("queue-pairs", value, QUEUE_PAIRS_BOUNDS)?);
-                }
-                "moderation" => port.moderation = words("moderation", value)?,
-                other => return self.unknown(key.span(), other, &NET_KEYS),
-            }
-        }
+        let network = keys.read("network", |of, key, value| of.name(key, "a network", value))?;
+        let port = NewPort {
+            network: String::new(),
+            mac: keys.parsed("mac", words)?,
+            ipv4: keys.parsed("ipv4", words)?,
+            vhost_user: keys.read("vhost-user", Source::socket)?,
+            vlan: keys.read("vlan", Source::vlan)?,
+            trunk: keys.read("trunk", Source::vlans)?,
+            native: keys.read("native", Source::vlan)?,
+            isolated: keys.read("isolated", Source::boolean)?,
+            learn: keys.read("learn", Source::boolean)?,
+            frames_per_second: keys.read("frames-per-second", number(FRAMES_BOUNDS))?,
+            bytes_per_second: keys.read("bytes-per-second", number(BYTES_BOUNDS))?,
+            broadcasts_per_second: keys.read("broadcasts-per-second", number(BROADCASTS_BOUNDS))?,
+            queue_pairs: keys.read("queue-pairs", number(QUEUE_PAIRS_BOUNDS))?,
+            moderation: keys.parsed("moderation", words)?,
+        };
+        keys.end()?;
         let (what, example) = ("this [[vm.net]]", "network = \"lan\"");
-        port.network = self.required(table, network, what, "network", example)?;
-        Ok(port)
+        let network = keys.required(network, what, "network", example)?;
+        Ok(NewPort { network, ..port })
     }
 }
 
@@ -385,14 +288,14 @@ pub(super) fn vlan_of(
 
 fn vlan_id(key: &'static str, number: u64) -> Result<VlanId, InputError> {
     let vlan = u16::try_from(number).ok().and_then(VlanId::new);
-    vlan.ok_or_else(|| out_of_bounds(key, number.to_string(), &VLAN_BOUNDS))
+    vlan.ok_or_else(|| out_of_bounds(key, &number.to_string(), &VLAN_BOUNDS))
 }
 
 /// Reads `adaptive`, `off`, `50us` or `1ms`.
 ///
 /// # Errors
 /// [`InputError::Malformed`].
-pub fn parse_moderation(text: &str) -> Result<Moderation, InputError> {
+pub(crate) fn parse_moderation(text: &str) -> Result<Moderation, InputError> {
     let wrong = || {
         let remedy = "write \"adaptive\", \"off\", or a time from \"1us\" to \"10ms\"";
         malformed("a way to moderate interrupts", text, remedy)
@@ -433,39 +336,6 @@ fn parse_mac(text: &str) -> Result<MacAddress, InputError> {
         false => Err(wrong(
             "the first byte is even, and not all are zero: choose another, or leave it out and one is made",
         )),
-    }
-}
-
-fn parse_number(
-    key: &'static str,
-    text: &str,
-    bounds: RangeInclusive<u64>,
-) -> Result<u64, InputError> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let number = text
-        .parse()
-        .ok()
-        .filter(|number| digits && bounds.contains(number));
-    number.ok_or_else(|| out_of_bounds(key, text.to_owned(), &bounds))
-}
-
-fn check_number(
-    key: &'static str,
-    value: u64,
-    bounds: RangeInclusive<u64>,
-) -> Result<u64, InputError> {
-    match bounds.contains(&value) {
-        true => Ok(value),
-        false => Err(out_of_bounds(key, value.to_string(), &bounds)),
-    }
-}
-
-fn out_of_bounds(key: &'static str, value: String, bounds: &RangeInclusive<u64>) -> InputError {
-    InputError::Limit {
-        key,
-        value: value.chars().take(32).collect(),
-        least: *bounds.start(),
-        most: *bounds.end(),
     }
 }
 

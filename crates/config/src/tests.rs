@@ -365,6 +365,64 @@ fn options_say_what_the_file_says() {
 }
 
 #[test]
+fn a_vm_is_the_same_in_a_file_as_an_option_and_in_a_request() {
+    let text = r#"
+        [[vm]]
+        name = "web"
+        domain = "red"
+        cid = 7
+        vhost-user = "/run/v"
+        host = "/run/h"
+        serial-connect = "/run/s"
+        groups = ["a", "b"]
+        aliases = ["www"]
+        networks = ["lan", "dmz"]
+        windows = "4x16M"
+        qmp = "/run/q"
+        limits = { circuits = 8, half-open-circuits = 0 }
+        "#;
+    let mut in_file = file(text).unwrap().vms[0].value.clone();
+    for port in &mut in_file.ports {
+        port.place = None;
+    }
+    let option = "name=web,domain=red,cid=7,vhost-user=/run/v,host=/run/h,serial-connect=/run/s,groups=a+b,aliases=www,\
+                  networks=lan+dmz,windows=4x16M,qmp=/run/q,limits.circuits=8,limits.half-open-circuits=0";
+    assert_eq!(vm(option).unwrap(), in_file);
+    let request = serde_json::json!({
+        "name": "web", "domain": "red", "cid": 7, "vhost_user": "/run/v", "host": "/run/h", "serial_connect": "/run/s",
+        "groups": ["a", "b"], "aliases": ["www"], "nets": [{ "network": "lan" }, { "network": "dmz" }],
+        "windows": "4x16M", "qmp": "/run/q", "limits": { "circuits": 8, "half_open_circuits": 0 },
+    });
+    assert_eq!(parse_vm_members(&request).unwrap(), in_file);
+}
+
+#[test]
+fn a_refused_member_is_named() {
+    for (member, value, place) in [
+        ("cid", serde_json::json!(2), "cid"),
+        ("vhost_user", "v".into(), "vhost_user"),
+        ("groups", serde_json::json!(["a", "A"]), "groups"),
+        ("nets", serde_json::json!([{ "network": "A" }]), "nets"),
+        (
+            "limits",
+            serde_json::json!({ "half_open_circuits": 9_999_999 }),
+            "limits.half_open_circuits",
+        ),
+        (
+            "limits",
+            serde_json::json!({ "half-open-circuits": 1 }),
+            "limits.half-open-circuits",
+        ),
+    ] {
+        let request = serde_json::json!({ "name": "web", member: value });
+        let refused = parse_vm_members(&request).unwrap_err();
+        assert_eq!(refused.place, place, "{}", refused.value);
+    }
+    let both = serde_json::json!({ "name": "web", "serial": true, "serial_connect": "/s" });
+    assert_eq!(parse_vm_members(&both).unwrap_err().place, "serial_connect");
+}
+
+#[test]
 fn names_may_have_what_the_rule_says_and_no_more() {
     for name in [
         "a",

@@ -1,111 +1,91 @@
 //! `[[vm]]` and `[[group]]`.
 
-use policy::DEFAULT_DOMAIN;
 use toml::de::DeValue;
 use vsock::Limits;
 
-use crate::input::{InputError, VM_KEYS, check_cid};
-use crate::limits::{LIMIT_KEYS, set, set_in_words};
-use crate::source::{Source, Table, Value, integer};
-use crate::{ChardevRequest, ConfigError, GroupRequest, VmRequest, WindowsSpec, parse_windows};
-
-const GROUP_KEYS: [&str; 3] = ["name", "domain", "members"];
+use crate::input::{InputError, check_cid, parse_cid};
+use crate::keys::Keys;
+use crate::limits::{LIMIT_KEYS, LIMIT_MEMBERS, LIMIT_OPTIONS, set, set_in_words};
+use crate::source::{Reading, Source, Table, Value, integer};
+use crate::{ChardevRequest, GroupRequest, VmRequest, WindowsSpec, parse_windows};
 
 impl Source<'_> {
-    pub(super) fn vm(&self, table: &Table<'_>) -> Result<VmRequest, ConfigError> {
-        let (mut name, mut listening, mut connecting) = (None, None, None);
-        let (mut short, mut nets) = (Vec::new(), None);
+    pub(super) fn vm(&self, table: &Table<'_>) -> Reading<VmRequest> {
+        let mut keys = self.keys(table);
+        let name = keys.name("a VM")?;
         let mut request = VmRequest::named("");
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "name" => name = Some(self.name("name", "a VM", value)?),
-                "domain" => request.domain = self.domain(value)?,
-                "cid" => request.cid = Some(self.cid(value)?),
-                "vhost-user" => request.vhost_user = Some(self.socket("vhost-user", value)?),
-                "host" => request.host = Some(self.socket("host", value)?),
-                "hybrid" => request.hybrid = Some(self.socket("hybrid", value)?),
-                "serial" => listening = self.serial(value)?,
-                "serial-connect" => {
-                    let path = self.socket("serial-connect", value)?;
-                    connecting = Some(ChardevRequest::Connect(path));
-                }
-                "channel" => request.channels = self.channels(value)?,
-                "networks" => short = self.networks(value)?,
-                "net" => nets = Some(value),
-                "groups" => request.groups = self.names("groups", "a group", value)?,
-                "aliases" => request.aliases = self.names("aliases", "a VM", value)?,
-                "windows" => request.windows = Some(self.windows(value)?),
-                "qmp" => request.qmp = Some(self.socket("qmp", value)?),
-                "limits" => request.limits = self.limits(value)?,
-                other => return self.unknown(key.span(), other, &VM_KEYS),
-            }
-        }
+        request.domain = keys.domain()?;
+        request.cid = keys.read("cid", Source::cid)?;
+        request.vhost_user = keys.read("vhost-user", Source::socket)?;
+        request.host = keys.read("host", Source::socket)?;
+        request.hybrid = keys.read("hybrid", Source::socket)?;
+        let listening = keys.read("serial", Source::serial)?.flatten();
+        let connecting = keys.read("serial-connect", Source::socket)?;
+        let groups = keys.read("groups", |of, key, value| of.names(key, "a group", value))?;
+        request.groups = groups.unwrap_or_default();
+        let aliases = keys.read("aliases", |of, key, value| of.names(key, "a VM", value))?;
+        request.aliases = aliases.unwrap_or_default();
+        let limits = &mut request.limits;
+        keys.read_table("limits", |of, key, value| of.limits(key, value, limits))?;
+        let channels = keys.read_table("channel", Source::channels)?;
+        request.channels = channels.unwrap_or_default();
+        let ports = keys.read("networks", Source::networks)?;
+        request.ports = ports.unwrap_or_default();
         // After the short form, whichever comes first in the file.
-        if let Some(value) = nets {
-            self.nets(value, &mut short)?;
-        }
-        request.ports = short;
+        let ports = &mut request.ports;
+        keys.read_table("net", |of, key, value| of.nets(key, value, ports))?;
+        request.windows = keys.read("windows", Source::windows)?;
+        request.qmp = keys.read("qmp", Source::socket)?;
+        keys.limits(&mut request.limits)?;
+        keys.end()?;
+        request.name = keys.required(name, "this [[vm]]", "name", "name = \"web\"")?;
+        let connecting = connecting.map(ChardevRequest::Connect);
         let serial = ChardevRequest::one_of(listening, connecting);
-        request.serial = self.refuse(table.span(), serial)?;
-        request.name = self.required(table, name, "this [[vm]]", "name", "name = \"web\"")?;
+        request.serial = keys.refuse_at("serial-connect", serial)?;
         Ok(request)
     }
 
     /// `true`, or the path where the VMM connects.
-    fn serial(&self, value: &Value<'_>) -> Result<Option<ChardevRequest>, ConfigError> {
+    fn serial(&self, key: &'static str, value: &Value<'_>) -> Reading<Option<ChardevRequest>> {
         let path = match value.get_ref() {
             DeValue::Boolean(false) => return Ok(None),
             DeValue::Boolean(true) => None,
-            DeValue::String(_) => Some(self.socket("serial", value)?),
+            DeValue::String(_) => Some(self.socket(key, value)?),
             _ => {
                 let expected = "true, or the path of the socket where the VMM connects";
-                return Err(self.wrong_type("serial", expected, value));
+                return Err(self.wrong_type(key, expected, value));
             }
         };
         Ok(Some(ChardevRequest::Listen(path)))
     }
 
-    fn windows(&self, value: &Value<'_>) -> Result<WindowsSpec, ConfigError> {
+    fn windows(&self, key: &str, value: &Value<'_>) -> Reading<WindowsSpec> {
         let DeValue::String(text) = value.get_ref() else {
             let expected = "a number and size, as in \"4x16M\"";
-            return Err(self.wrong_type("windows", expected, value));
+            return Err(self.wrong_type(key, expected, value));
         };
         self.refuse(value.span(), parse_windows(text))
     }
 
-    pub(super) fn group(&self, table: &Table<'_>) -> Result<GroupRequest, ConfigError> {
-        let (mut name, mut members) = (None, None);
-        let mut domain = DEFAULT_DOMAIN.to_owned();
-        for (key, value) in table.get_ref().iter() {
-            match key.get_ref().as_ref() {
-                "name" => name = Some(self.name("name", "a group", value)?),
-                "domain" => domain = self.domain(value)?,
-                "members" => members = Some(self.members(value)?),
-                other => return self.unknown(key.span(), other, &GROUP_KEYS),
-            }
-        }
+    pub(super) fn group(&self, table: &Table<'_>) -> Reading<GroupRequest> {
+        let mut keys = self.keys(table);
+        let name = keys.name("a group")?;
+        let domain = keys.domain()?;
+        let members = keys.read("members", Source::members)?;
+        keys.end()?;
         let what = "this [[group]]";
+        let example = "members = [\"web\", \"www\"]";
         Ok(GroupRequest {
-            name: self.required(table, name, what, "name", "name = \"frontends\"")?,
+            name: keys.required(name, what, "name", "name = \"frontends\"")?,
             domain,
-            members: self.required(
-                table,
-                members,
-                what,
-                "members",
-                "members = [\"web\", \"www\"]",
-            )?,
+            members: keys.required(members, what, "members", example)?,
         })
     }
 
-    pub(super) fn domain(&self, value: &Value<'_>) -> Result<String, ConfigError> {
-        self.name("domain", "a domain", value)
-    }
-
     /// The members of a group: as many as a daemon has VMs, unlike other lists.
-    fn members(&self, value: &Value<'_>) -> Result<Vec<String>, ConfigError> {
+    fn members(&self, key: &str, value: &Value<'_>) -> Reading<Vec<String>> {
         let DeValue::Array(array) = value.get_ref() else {
-            return Err(self.wrong_type("members", "a list of names of VMs", value));
+            return Err(self.wrong_type(key, "a list of names of VMs", value));
         };
         if let Some(beyond) = array.get(crate::MAX_VMS) {
             let (what, limit) = ("members of one group", crate::MAX_VMS);
@@ -113,43 +93,65 @@ impl Source<'_> {
         }
         array
             .iter()
-            .map(|member| self.name("members", "a VM", member))
+            .map(|member| self.name(key, "a VM", member))
             .collect()
     }
 
-    fn limits(&self, value: &Value<'_>) -> Result<Limits, ConfigError> {
-        let DeValue::Table(table) = value.get_ref() else {
-            let expected = "a table, as in { circuits = 1000 }";
-            return Err(self.wrong_type("limits", expected, value));
-        };
-        let mut limits = Limits::default();
-        for (key, value) in table.iter() {
-            let name = key.get_ref().as_ref();
-            if !LIMIT_KEYS.contains(&name) {
-                return self.unknown(key.span(), name, &LIMIT_KEYS);
+    fn limits(&self, key: &str, value: &Value<'_>, limits: &mut Limits) -> Reading<()> {
+        let table = self.table(key, value, "a table, as in { circuits = 1000 }")?;
+        for (key, value) in table.get_ref().iter() {
+            let (span, key) = (key.span(), key.get_ref().as_ref());
+            let valid = self.limit_names();
+            if !valid.contains(&key) {
+                let (key, valid) = (key.to_owned(), valid.to_vec());
+                return self.refuse(span, Err(InputError::UnknownKey { key, valid }));
             }
-            let DeValue::Integer(number) = value.get_ref() else {
-                return Err(self.wrong_type(name, "a whole number", value));
-            };
-            let set = match integer(number) {
-                Some(number) => set(&mut limits, &LIMIT_KEYS, name, number),
-                None => set_in_words(&mut limits, &LIMIT_KEYS, name, number.as_str()),
-            };
-            self.refuse(value.span(), set)?;
+            self.limit(key, value, limits)?;
         }
-        Ok(limits)
+        Ok(())
     }
 
-    fn cid(&self, value: &Value<'_>) -> Result<u32, ConfigError> {
-        let DeValue::Integer(number) = value.get_ref() else {
-            return Err(self.wrong_type("cid", "a number", value));
+    fn limit(&self, name: &str, value: &Value<'_>, limits: &mut Limits) -> Reading<()> {
+        let names = self.limit_names();
+        let set = match value.get_ref() {
+            DeValue::Integer(number) => match integer(number) {
+                Some(number) => set(limits, names, name, number),
+                None => set_in_words(limits, names, name, number.as_str()),
+            },
+            DeValue::String(text) if !self.is_file() => set_in_words(limits, names, name, text),
+            _ => return Err(self.wrong_type(name, "a whole number", value)),
         };
-        let written = number.as_str().to_owned();
-        self.refuse(
-            value.span(),
-            integer(number)
-                .ok_or(InputError::Cid { cid: written })
+        self.refuse(value.span(), set)
+    }
+
+    fn limit_names(&self) -> &'static [&'static str; 7] {
+        match self.is_request() {
+            true => &LIMIT_MEMBERS,
+            false => &LIMIT_KEYS,
+        }
+    }
+
+    fn cid(&self, key: &str, value: &Value<'_>) -> Reading<u32> {
+        let cid = match value.get_ref() {
+            DeValue::Integer(number) => integer(number)
+                .ok_or_else(|| InputError::Cid {
+                    cid: number.as_str().to_owned(),
+                })
                 .and_then(check_cid),
-        )
+            DeValue::String(text) if !self.is_file() => parse_cid(text),
+            _ => return Err(self.wrong_type(key, "a number", value)),
+        };
+        self.refuse(value.span(), cid)
+    }
+}
+
+impl Keys<'_, '_> {
+    /// The limits of a VM as an option has them.
+    fn limits(&mut self, limits: &mut Limits) -> Reading<()> {
+        let options = LIMIT_OPTIONS.into_iter().zip(LIMIT_KEYS);
+        for (option, name) in options.filter(|_| self.source.is_option()) {
+            self.read(option, |of, _, value| of.limit(name, value, limits))?;
+        }
+        Ok(())
     }
 }

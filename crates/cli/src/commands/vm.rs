@@ -98,12 +98,12 @@ pub fn remove(client: &Client, options: &VmRemove) -> Result<(), Failure> {
 
 /// Each port as it was written; the daemon checks what it says.
 fn nets(options: &[String]) -> Result<Vec<NewPort>, Failure> {
-    let net = |option: &String| {
-        let mut port = parse_net_option(option)?;
-        port.vhost_user = port.vhost_user.as_deref().map(socket).transpose()?;
-        Ok(port)
-    };
-    options.iter().map(net).collect()
+    // Where there is no working directory, a relative path is refused as one.
+    let directory = std::env::current_dir().unwrap_or_default();
+    let nets = options
+        .iter()
+        .map(|text| parse_net_option(text, &directory));
+    Ok(nets.collect::<Result<_, InputError>>()?)
 }
 
 /// Each limit once: of two it would not be clear which one is meant.

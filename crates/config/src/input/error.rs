@@ -176,7 +176,7 @@ pub enum InputError {
         /// What was found.
         key: String,
         /// What may stand here.
-        valid: &'static [&'static str],
+        valid: Vec<&'static str>,
     },
     /// A key that must be there is not.
     #[error("{what} has no {key:?}: add {example}")]

@@ -105,7 +105,7 @@ mod tests {
         let vm = |(name, port): &(&str, &str)| {
             let vm = parse_vm_option(&format!("name={name}"), "/".as_ref());
             let mut vm = vm.unwrap();
-            let port = parse_net_option(port).unwrap();
+            let port = parse_net_option(port, "/".as_ref()).unwrap();
             vm.value.ports = vec![port.check().unwrap()];
             vm
         };

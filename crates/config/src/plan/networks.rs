@@ -9,8 +9,9 @@ use crate::addresses::STATION_NUMBER;
 use crate::input::{InputError, nearest_full_name};
 use crate::net::{Ipv4Subnet, Ipv6Subnet, Moderation, NetworkSpec, StationSpec};
 use crate::network::AddressRequest;
+use crate::network::parse_dns_domain;
 use crate::pattern::malformed;
-use crate::{Config, ConfigError, NetworkRequest, check_dns_domain, refuse};
+use crate::{Config, ConfigError, NetworkRequest, refuse};
 
 /// A network, and what its ports are unless they say otherwise.
 #[derive(Debug, Clone)]
@@ -114,10 +115,7 @@ impl Plan {
         check_gateway_and_pool(request, ipv4)?;
         let dns_domain = match &request.dns_domain {
             Some(domain) => domain.clone(),
-            None => {
-                check_dns_domain(name)?;
-                name.clone()
-            }
+            None => parse_dns_domain(name)?,
         };
         let spec = NetworkSpec {
             domain: domain.clone(),

@@ -14,7 +14,7 @@ fn network(text: &str) -> Result<NetworkRequest, ConfigError> {
 }
 
 fn port(text: &str) -> Result<PortRequest, InputError> {
-    parse_net_option(text)?.check()
+    parse_net_option(text, Path::new(""))?.check()
 }
 
 fn planned(text: &str) -> Result<Plan, String> {

@@ -46,7 +46,7 @@ fn the_documented_configuration_can_be_meant_and_has_every_key() {
         };
         for key in valid {
             let words = EXAMPLE.split(|byte: char| !byte.is_ascii_alphanumeric() && byte != '-');
-            assert!(words.clone().any(|word| word == *key), "{table:?}: {key}");
+            assert!(words.clone().any(|word| word == key), "{table:?}: {key}");
         }
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
-    DEFAULT_WAIT_MS, Health, Kind, NewSerial, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
-    ReloadRequest, Reloaded, VmList, VmStatus,
+    DEFAULT_WAIT_MS, Health, Kind, NewVm, PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest,
+    Reloaded, VmList, VmStatus,
 };
 use axum::body::Body;
 use axum::extract::State;
@@ -14,15 +14,12 @@ use axum::http::{StatusCode, Uri};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use config::input::{InputError, check_cid, check_name, check_name_of, check_socket_path};
-use config::limits::{LIMIT_MEMBERS, set};
-use config::{ChardevRequest, MAX_LIST_LEN, VmRequest, check_ports, parse_windows, schema};
+use config::{parse_vm_members, schema};
 use serde::Deserialize;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-use vsock::Limits;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::parameters::{self, MAX_PARTY_LEN};
@@ -141,7 +138,9 @@ async fn list(State(control): Shared) -> Result<Response, Failure> {
 )]
 async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
     let new: NewVm = parse(&read(body).await?, "describe a VM")?;
-    let status = control.add(check(new)?).await?;
+    let request = parse_vm_members(&new);
+    let request = request.map_err(|refused| Failure::of_input(refused.place, refused.value))?;
+    let status = control.add(request).await?;
     let name = status.full_name().replace('/', "%2F");
     let location = [(LOCATION, format!("/v1/vms/{name}"))];
     Ok((StatusCode::CREATED, location, Json(status)).into_response())
@@ -308,70 +307,4 @@ async fn method_not_allowed(method: axum::http::Method, uri: Uri) -> Failure {
         Kind::MethodNotAllowed,
         format!("{} does not know {method}", uri.path()),
     )
-}
-
-/// What a body describes, if it can be meant.
-fn check(new: NewVm) -> Result<VmRequest, Failure> {
-    let at = |field: &'static str| move |error| Failure::of_input(field, error);
-    check_name(&new.name).map_err(at("name"))?;
-    let mut request = VmRequest::named(&new.name);
-    if let Some(domain) = new.domain {
-        check_name_of("a domain", &domain).map_err(at("domain"))?;
-        request.domain = domain;
-    }
-    request.groups = names("a group", new.groups).map_err(at("groups"))?;
-    request.aliases = names("a VM", new.aliases).map_err(at("aliases"))?;
-    request.cid = new.cid.map(check_cid).transpose().map_err(at("cid"))?;
-    let listening = match new.serial {
-        None | Some(NewSerial::Default(false)) => None,
-        Some(NewSerial::Default(true)) => Some(ChardevRequest::Listen(None)),
-        Some(NewSerial::At(path)) => {
-            check_socket_path(&path).map_err(at("serial"))?;
-            Some(ChardevRequest::Listen(Some(path)))
-        }
-    };
-    let sockets = [
-        ("vhost_user", &new.vhost_user),
-        ("host", &new.host),
-        ("hybrid", &new.hybrid),
-        ("serial_connect", &new.serial_connect),
-        ("qmp", &new.qmp),
-    ];
-    for (field, path) in sockets {
-        path.as_deref()
-            .map_or(Ok(()), check_socket_path)
-            .map_err(at(field))?;
-    }
-    let connecting = new.serial_connect.map(ChardevRequest::Connect);
-    request.serial = ChardevRequest::one_of(listening, connecting).map_err(at("serial_connect"))?;
-    request.vhost_user = new.vhost_user;
-    request.host = new.host;
-    request.hybrid = new.hybrid;
-    request.ports = check_ports(&new.nets).map_err(at("nets"))?;
-    let windows = new.windows.as_deref().map(parse_windows).transpose();
-    request.windows = windows.map_err(at("windows"))?;
-    request.qmp = new.qmp;
-    let mut limits = Limits::default();
-    for (name, value) in &new.limits {
-        let set = set(&mut limits, &LIMIT_MEMBERS, name, *value);
-        set.map_err(|error| Failure::of_input(format!("limits.{name}"), error))?;
-    }
-    request.limits = limits;
-    Ok(request)
-}
-
-/// A list of names, each once.
-fn names(what: &'static str, names: Vec<String>) -> Result<Vec<String>, InputError> {
-    if names.len() > MAX_LIST_LEN {
-        let (what, limit) = ("entries of one list", MAX_LIST_LEN);
-        return Err(InputError::TooMany { what, limit });
-    }
-    for (index, name) in names.iter().enumerate() {
-        check_name_of(what, name)?;
-        if names[..index].contains(name) {
-            let name = name.clone();
-            return Err(InputError::Duplicate { what, name });
-        }
-    }
-    Ok(names)
 }
