@@ -1,3 +1,5 @@
+mod undone;
+
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -579,21 +581,4 @@ fn windows_come_and_go_with_a_reload_and_do_not_change() {
     write(&daemon, "[[vm]]\nname = \"db\"\nwindows = \"1x8M\"");
     assert_eq!(reload(&daemon).0, 200);
     assert!(!at("web.0").exists() && at("db.0").exists());
-}
-
-#[test]
-fn a_vm_that_cannot_be_removed_whole_stays_whole() {
-    let text = "[[vm]]\nname = \"web\"\naliases = [\"www\"]\n[[vm]]\nname = \"db\"\n\
-                [[publish]]\nname = \"refused\"\nlisten = \"tcp:127.0.0.1:80\"\nto = \"db:80\"\n";
-    let daemon = FakeDaemon::with_file(text);
-    let before = (in_force(&daemon), vmm_sockets(&daemon));
-    // The rules have to change, as an alias goes, and what asks the same rules refuses.
-    daemon.offers().refuse("refused");
-    let (status, problem) = daemon.request("DELETE", "/v1/vms/web", "");
-    assert!(status >= 400, "{problem}");
-    assert!(problem.contains("the address is in use"), "{problem}");
-    assert_eq!((in_force(&daemon), vmm_sockets(&daemon)), before);
-    daemon.offers().refuse("another");
-    assert_eq!(daemon.request("DELETE", "/v1/vms/web", "").0, 204);
-    assert_eq!(vmm_sockets(&daemon), ["db.vhost"]);
 }
