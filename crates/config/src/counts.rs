@@ -6,7 +6,7 @@ use std::time::Duration;
 /// longer than they take to be woken and to answer.
 pub const DEFAULT_SPIN: Duration = Duration::from_micros(100);
 
-/// The longest that it can be told to look, in microseconds.
+/// The longest that it can be set to poll, in microseconds.
 pub const MAX_SPIN_MICROSECONDS: u64 = 1000;
 
 /// The most rules that one daemon holds, `[[rule]]` and `[[allow]]` together.

@@ -141,7 +141,7 @@ pub fn nearest_full_name(full_name: &str, existing: &[String]) -> Option<String>
     Some(policy::full_name(domain, name))
 }
 
-/// What a message says after a name that nobody has.
+/// What a message says after a name that does not exist.
 pub fn did_you_mean(meant: &Option<String>) -> String {
     let meant = meant.as_ref();
     meant.map_or_else(String::new, |name| format!(" (did you mean {name:?}?)"))

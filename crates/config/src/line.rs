@@ -1,4 +1,4 @@
-//! A VM as it is planned: complete, and nothing of it anybody else's.
+//! A VM as it is planned: complete, and nothing of it shared with another.
 
 use std::path::{Path, PathBuf};
 

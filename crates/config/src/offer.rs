@@ -284,7 +284,7 @@ fn check_destination(address: &str, written: &str) -> Result<(), InputError> {
     Ok(())
 }
 
-/// Checks `address:port`, where names are not enough: which of their addresses is meant would be anybody's guess.
+/// Checks `address:port`, where names are not enough: which of their addresses is meant is not said.
 fn check_listener(address: &str, written: &str) -> Result<(), InputError> {
     match address.parse::<SocketAddr>() {
         Ok(address) if address.port() != 0 => Ok(()),

@@ -32,7 +32,7 @@ const MAX_SHOWN: usize = 128;
 /// Reads who calls. `domain` is the rule's.
 ///
 /// # Errors
-/// [`InputError`] when it is nobody who could call.
+/// [`InputError`] when it can be no caller.
 pub fn parse_caller(text: &str, domain: &str) -> Result<Vec<CallerPattern>, InputError> {
     let one = match text.split_once(':') {
         Some(("user", user)) => CallerPattern::User(parse_user(user)?),
@@ -60,7 +60,7 @@ pub fn parse_caller(text: &str, domain: &str) -> Result<Vec<CallerPattern>, Inpu
 /// Reads who is called. `domain` is the rule's.
 ///
 /// # Errors
-/// [`InputError`] when it is nobody who could be called.
+/// [`InputError`] when it can be no callee.
 pub fn parse_callee(text: &str, domain: &str) -> Result<Vec<CalleePattern>, InputError> {
     let one = match text.split_once(':') {
         Some(("service", service)) => {

@@ -1,4 +1,4 @@
-//! From what was asked for to lines that can be opened: names, context identifiers and paths that belong to nobody else.
+//! From what was asked for to lines that can be opened: names, context identifiers and paths that have one owner each.
 
 mod networks;
 mod ports;

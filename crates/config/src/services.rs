@@ -42,7 +42,7 @@ pub struct Service {
     pub port: u32,
     /// What answers.
     pub target: ServiceTarget,
-    /// Whether the service is told first who calls: a header of the PROXY protocol, version 2. Never for a command or for egress.
+    /// Whether the service is given first who calls: a header of the PROXY protocol, version 2. Never for a command or for egress.
     pub proxy_protocol: bool,
     /// Connections at once, from 1 to [`MOST_CONNECTIONS`].
     pub max_connections: u32,
@@ -94,7 +94,7 @@ pub struct Publish {
     pub listen: PublishListen,
     /// Whom it calls.
     pub to: PublishedPort,
-    /// Whether the guest is told first who calls: a header of the PROXY protocol, version 2.
+    /// Whether the guest is given first who calls: a header of the PROXY protocol, version 2.
     pub proxy_protocol: bool,
 }
 

@@ -40,7 +40,7 @@ pub fn group_words(gid: u32) -> String {
     group.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// The groups that a program has when this user starts it. None for a number that is nobody's.
+/// The groups that a program has when this user starts it. None for a number that no user has.
 ///
 /// # Errors
 /// [`InputError::UserLookup`] when the system cannot tell.

@@ -1,4 +1,4 @@
-//! Networks: names, addresses and uplinks that belong to nobody else.
+//! Networks: names, addresses and uplinks that have one owner each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

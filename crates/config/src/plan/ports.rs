@@ -1,4 +1,4 @@
-//! Ports: sockets and addresses that belong to nobody else.
+//! Ports: sockets and addresses that have one owner each.
 //!
 //! What a VM is given depends on its networks, and what a network gives depends on who else is there. So all ports are worked out anew
 //! whenever anything changes; what is remembered keeps the result the same for those that did not change.
@@ -21,7 +21,7 @@ use crate::{PortRequest, VmRequest};
 /// The most ports of VMs in networks, over all VMs of a daemon.
 pub const MAX_PORTS: usize = 2048;
 
-/// Addresses that belong to somebody.
+/// Addresses that have an owner.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Occupied {
     /// Who has it: a VM in a network.
@@ -135,7 +135,7 @@ impl Plan {
         hosts
     }
 
-    /// What belongs to somebody now.
+    /// What has an owner now.
     pub(super) fn occupied(&self) -> Occupied {
         let mut occupied = Occupied::default();
         self.networks()
