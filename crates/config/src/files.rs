@@ -73,20 +73,18 @@ pub fn check_targets(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
         refuse(place, own.refuse(path))?;
     }
     for service in &config.services {
-        refuse(
-            service.place.clone(),
-            refuse_published(&service.value.target, &config.publishes),
-        )?;
+        let refused = refuse_published(&service.value, &config.publishes);
+        refuse(&service.place, refused)?;
     }
     Ok(())
 }
 
 /// Refuses an internet address at which a port is published. What a name leads to is looked at when it is called.
 fn refuse_published(
-    target: &ServiceTarget,
+    service: &Service,
     publishes: &[Written<Publish>],
 ) -> Result<(), InputError> {
-    let (spoken, server) = match target {
+    let (spoken, server) = match &service.target {
         ServiceTarget::Tcp(server) => (Spoken::Tcp, server),
         ServiceTarget::Udp(server) => (Spoken::Udp, server),
         _ => return Ok(()),
@@ -97,8 +95,10 @@ fn refuse_published(
     };
     match publishes.iter().find(is_there) {
         Some(publish) => Err(InputError::OwnAddress {
+            service: service.full_name(),
             address: server.clone(),
             published: publish.value.name.clone(),
+            place: publish.place.clone(),
         }),
         None => Ok(()),
     }
@@ -177,10 +177,8 @@ impl OwnSockets {
         }
         for publish in publishes {
             if let PublishListen::Unix { path, .. } = &publish.value.listen {
-                own.add(
-                    path,
-                    &format!("the published port {:?}", publish.value.name),
-                );
+                let (name, place) = (&publish.value.name, &publish.place);
+                own.add(path, &format!("the published port {name:?} ({place})"));
             }
         }
         own

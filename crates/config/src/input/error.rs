@@ -147,13 +147,17 @@ pub enum InputError {
     },
     /// A service leads to a published port.
     #[error(
-        "the published port {published:?} is at {address}: a guest would call there as one from outside the host; name the address of another server (to let guests call the VM, write a rule)"
+        "the service {service:?} leads to {address}, where {published:?} is published ({place}): a guest would call there as one from outside the host; change one of the two (to let guests call the VM, write a rule)"
     )]
     OwnAddress {
+        /// The service, with its domain.
+        service: String,
         /// The address, as it was written.
         address: String,
         /// The name of the published port.
         published: String,
+        /// Where that was written, in words.
+        place: String,
     },
     /// Two things have one file.
     #[error(

@@ -33,6 +33,13 @@ fn no_service_leads_to_a_published_address() {
             "{found}"
         );
     }
+    let found = read("tcp:127.0.0.1:18999", "tcp:127.0.0.1:18999");
+    assert_eq!(
+        found.unwrap_err().to_string(),
+        "ringdown.toml: line 6, column 1: the service \"s\" leads to 127.0.0.1:18999, where \"tcp:127.0.0.1:18999\" is published \
+         (ringdown.toml: line 3, column 1): a guest would call there as one from outside the host; change one of the two \
+         (to let guests call the VM, write a rule)"
+    );
     for (listen, to) in [
         ("tcp:127.0.0.1:18999", "tcp:127.0.0.1:18998"),
         ("tcp:127.0.0.1:18999", "udp:127.0.0.1:18999"),
