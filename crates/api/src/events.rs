@@ -175,6 +175,9 @@ pub struct Why {
     /// What stands in the way of the call although it is allowed, each in a sentence without its end.
     #[serde(default)]
     pub hindrances: Vec<String>,
+    /// What has a call fail although it is allowed: the first of these, or the reason of the last call if that failed and none was put through since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fails: Option<String>,
     /// All that the policy says.
     pub policy: PolicyAnswer,
     /// The last refusals of such calls, the latest first. None of callers that are a group of users: with which groups a program ran is not remembered.

@@ -10,7 +10,10 @@ use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 /// The same mistake in words that lead to what is meant.
 pub(crate) fn clearer(mut error: Error, command: &Command) -> Error {
     match error.kind() {
-        ErrorKind::InvalidSubcommand => name_no_hidden_command(&mut error, command),
+        ErrorKind::InvalidSubcommand => {
+            name_no_hidden_command(&mut error, command);
+            name_what_shows_a_vm(&mut error);
+        }
         ErrorKind::UnknownArgument if word(&error, ContextKind::InvalidArg) == "--json" => {
             // The parser names some command that has the option.
             let tip = "write --json behind the command, as in `ringdown vm ls --json`";
@@ -58,6 +61,19 @@ fn name_no_hidden_command(error: &mut Error, command: &Command) {
     }
 }
 
+/// There is a `net show`, and no `vm show`.
+fn name_what_shows_a_vm(error: &mut Error) {
+    let is_of_vm = error.get(ContextKind::Usage);
+    let is_of_vm = is_of_vm.is_some_and(|usage| usage.to_string().contains("ringdown vm "));
+    let asked = word(error, ContextKind::InvalidSubcommand);
+    if is_of_vm && ["show", "info", "status", "inspect"].contains(&asked) {
+        error.remove(ContextKind::SuggestedSubcommand);
+        let tip = "`ringdown vm ls` lists the VMs, with --json all that is known of each; `ringdown check` says what each needs next";
+        let tip = ContextValue::StyledStrs(vec![StyledStr::from(tip)]);
+        error.insert(ContextKind::Suggested, tip);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +96,7 @@ mod tests {
                 &["exec", "--wait", "x", "web", "ls"],
                 "expected a whole number",
             ),
+            (&["vm", "show", "web"], "`ringdown vm ls` lists the VMs"),
             (&["shutdown"], "ringdown shutdown [OPTIONS] --all"),
             (
                 &["args", "web"],

@@ -489,8 +489,19 @@ fn check_tells_why_a_vmm_was_cut_off() {
         list.contains(&format!("\"last_fault\": \"{fault}")),
         "{list}"
     );
-    let why = run_with(directory, &["why", "db", "web", "80"]).out;
-    assert!(why.contains(fault), "{why}");
+    let why = run_with(directory, &["why", "db", "web", "80"]);
+    assert!(
+        why.code == Some(3) && why.out.contains(fault),
+        "{}",
+        why.out
+    );
+    let why = run_with(directory, &["why", "host", "web", "80"]);
+    let first = why.out.lines().next().unwrap();
+    assert!(
+        first.starts_with("allowed, but it would fail now: ") && first.contains(fault),
+        "{first}"
+    );
+    assert_eq!((why.code, why.out.matches(fault).count()), (Some(4), 1));
     let table = run_with(directory, &["vm", "ls"]).out;
     assert!(table.contains(fault), "{table}");
     // What waits for its agent is told of it, at first and in the end.

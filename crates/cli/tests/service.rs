@@ -62,7 +62,10 @@ fn who_is_unknown_is_looked_up_in_the_sandbox() {
     }
     let known = run_with(directory.path(), &["why", "user:root", "web", "80"]);
     assert!(
-        known.code == Some(0) && known.out.starts_with("allowed"),
+        known.code == Some(4)
+            && known
+                .out
+                .starts_with("allowed, but it would fail now: VM \"web\""),
         "{}",
         known.err
     );

@@ -80,10 +80,7 @@ pub fn check_targets(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
 }
 
 /// Refuses an internet address at which a port is published. What a name leads to is looked at when it is called.
-fn refuse_published(
-    service: &Service,
-    publishes: &[Written<Publish>],
-) -> Result<(), InputError> {
+fn refuse_published(service: &Service, publishes: &[Written<Publish>]) -> Result<(), InputError> {
     let (spoken, server) = match &service.target {
         ServiceTarget::Tcp(server) => (Spoken::Tcp, server),
         ServiceTarget::Udp(server) => (Spoken::Udp, server),

@@ -83,7 +83,8 @@ fn why_a_caller_is_refused_is_shown() {
         let name = guest.name();
         let why = || {
             let port = format!("tcp:{NOTHING}");
-            ringdown(&scene, &["why", "host", name, &port])
+            let why = scene.daemon.run(&["why", "host", name, &port]).unwrap();
+            String::from_utf8_lossy(&why.stdout).into_owned()
         };
         // A caller is hung up on, and then there is a reason.
         let refused_for = |words: &str| {

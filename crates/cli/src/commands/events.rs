@@ -23,6 +23,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// The exit code when the policy does not allow the call.
 const DENIED: u8 = 3;
 
+/// The exit code when it does, and the call fails all the same.
+const FAILS: u8 = 4;
+
 /// Shows events.
 pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> {
     let mut after = options.after;
@@ -91,7 +94,11 @@ pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
         true => print_named("why", &why)?,
         false => print(&why_in_words(&why, options.port.as_deref()))?,
     }
-    Ok(if why.allowed { 0 } else { DENIED })
+    Ok(match (why.allowed, &why.fails) {
+        (false, _) => DENIED,
+        (true, Some(_)) => FAILS,
+        (true, None) => 0,
+    })
 }
 
 fn target(options: &EventArguments, after: Option<u64>) -> Result<String, Failure> {
@@ -186,17 +193,23 @@ fn in_words(event: &Event) -> String {
 
 fn why_in_words(why: &Why, asked: Option<&str>) -> String {
     let verdict = &why.policy.verdict;
-    let mut text = format!(
-        "{verdict}: {} to {}, {}\n  {}\n",
+    let call = format!(
+        "{} to {}, {}",
         why.from,
         why.to,
-        port_words(why.port, asked),
-        why.reason
+        port_words(why.port, asked)
     );
+    let mut text = match &why.fails {
+        Some(fails) => format!("{verdict}, but {fails}\n  {call}\n"),
+        None => format!("{verdict}: {call}\n"),
+    };
+    text.push_str(&format!("  {}\n", why.reason));
     if let Some(redirect) = &why.policy.redirect {
         text.push_str(&format!("  it goes to {redirect}\n"));
     }
-    for note in why.policy.notes.iter().chain(&why.hindrances) {
+    // The first hindrance is in the first line.
+    let hindrances = why.hindrances.iter().skip(usize::from(why.fails.is_some()));
+    for note in why.policy.notes.iter().chain(hindrances) {
         text.push_str(&format!("  {note}\n"));
     }
     for passed in &why.policy.passed_over {

@@ -1,7 +1,9 @@
 //! Why a call fails, or would.
 
 use std::path::PathBuf;
+use std::slice;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use api::{LineKind, PolicyVerdict, Refusal, VmState, VmStatus, Why};
 use config::parse_user;
@@ -51,8 +53,12 @@ impl Control {
             port,
         };
         let mut refusals = self.parts.events.refusals(call);
+        let mut last_failure = self.parts.events.last_failure(call);
         if let Some(target) = target {
             name_target(&mut refusals, &target);
+            if let Some((_, refusal)) = &mut last_failure {
+                name_target(slice::from_mut(refusal), &target);
+            }
         }
         // Who is redirected has nothing to do with whom it dialled.
         let reached = match policy.redirect.as_deref() {
@@ -79,8 +85,14 @@ impl Control {
             let host = stem.clone();
             hindrances.extend(self.ask(move |_| silence(host, port)).await?);
         }
+        let allowed = policy.verdict != PolicyVerdict::Denied;
+        let fails = match hindrances.first() {
+            Some(hindrance) => Some(format!("it would fail now: {hindrance}")),
+            None => last_failure.map(|(time, refusal)| failed_words(time, &refusal.reason)),
+        };
         Ok(Why {
-            allowed: policy.verdict != PolicyVerdict::Denied,
+            fails: fails.filter(|_| allowed),
+            allowed,
             rule: policy.rule.as_ref().map(|rule| rule.label.clone()),
             reason: policy.why.clone(),
             from,
@@ -91,6 +103,16 @@ impl Control {
             refusals,
         })
     }
+}
+
+fn failed_words(time: SystemTime, reason: &str) -> String {
+    let ago = time.elapsed().unwrap_or_default().as_secs();
+    let ago = match ago {
+        0..120 => format!("{ago} s"),
+        120..7200 => format!("{} min", ago / 60),
+        _ => format!("{} h", ago / 3600),
+    };
+    format!("the last call failed {ago} ago: {reason}")
 }
 
 /// Where nothing listens. A refusal itself tells every guest the same, and no more.

@@ -58,16 +58,19 @@ impl CallNotes {
         if record.decision == AuditDecision::Allowed && is_own_call(&record.from) {
             return;
         }
-        let is_refusal = record.decision != AuditDecision::Allowed;
+        let decision = record.decision;
         let is_usual = self.audit.record(record);
-        if is_refusal {
-            let call = Call {
-                from: Some(&from),
-                to: Some(&to),
-                port,
-            };
-            self.events.tell_refusal(call, is_usual, details);
-        } else if is_usual {
+        let call = Call {
+            from: Some(&from),
+            to: Some(&to),
+            port,
+        };
+        if decision != AuditDecision::Allowed {
+            self.events.tell_refusal(call, decision, is_usual, details);
+            return;
+        }
+        self.events.put_through(call);
+        if is_usual {
             self.events.tell(EventKind::CircuitOpened, details);
         }
     }

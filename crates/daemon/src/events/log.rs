@@ -13,6 +13,7 @@ use super::allowance::Allowances;
 use super::places::Places;
 use super::reader::EventReader;
 use super::refusals::{Call, Refusals};
+use hostside::audit::AuditDecision;
 use runtime::places::{NoPlace, Whose};
 use runtime::rate;
 
@@ -189,12 +190,30 @@ impl Events {
 
     /// Tells of a call that was refused, and remembers why. `told_to_readers` says whether its caller has not been refused all too often
     /// lately. `caller` and `callee` are the words by which they are asked for.
-    pub fn tell_refusal(&self, call: Call<'_>, told_to_readers: bool, details: EventDetails) {
+    pub fn tell_refusal(
+        &self,
+        call: Call<'_>,
+        decision: AuditDecision,
+        told_to_readers: bool,
+        details: EventDetails,
+    ) {
         let details = bounded(details);
-        self.refusals_of(|refusals| refusals.note(call, SystemTime::now(), &details));
+        let is_denial = decision == AuditDecision::Denied;
+        let now = SystemTime::now();
+        self.refusals_of(|refusals| refusals.note(call, is_denial, now, &details));
         if told_to_readers {
             self.tell(EventKind::Refused, details);
         }
+    }
+
+    /// A call was put through: what failed before it is past.
+    pub fn put_through(&self, call: Call<'_>) {
+        self.refusals_of(|refusals| refusals.put_through(call));
+    }
+
+    /// The last call and its time, if it failed for another reason than the policy.
+    pub fn last_failure(&self, call: Call<'_>) -> Option<(SystemTime, Refusal)> {
+        self.refusals_of(|refusals| refusals.last_failure(call))
     }
 
     /// The last refusals of a call, the latest first. Without a caller or a callee, of whoever.

@@ -36,6 +36,10 @@ pub(super) struct Refusals {
 struct Remembered {
     to: String,
     time: SystemTime,
+    /// The policy denied it, which may have changed since.
+    is_denial: bool,
+    /// A later call was put through.
+    is_past: bool,
     refusal: Refusal,
 }
 
@@ -46,6 +50,13 @@ impl Remembered {
         self.to == other.to
             && (one.port, &one.reason, &one.rule) == (another.port, &another.reason, &another.rule)
     }
+
+    fn shown(&self) -> Refusal {
+        Refusal {
+            time: rfc_3339(self.time),
+            ..self.refusal.clone()
+        }
+    }
 }
 
 /// Whether these words stand for somebody on the host. No VM's name has a colon.
@@ -54,7 +65,13 @@ fn is_of_host(caller: &str) -> bool {
 }
 
 impl Refusals {
-    pub(super) fn note(&mut self, call: Call<'_>, now: SystemTime, details: &EventDetails) {
+    pub(super) fn note(
+        &mut self,
+        call: Call<'_>,
+        is_denial: bool,
+        now: SystemTime,
+        details: &EventDetails,
+    ) {
         let words = |text: &Option<String>| text.clone().unwrap_or_default();
         let refusal = Refusal {
             time: String::new(),
@@ -70,6 +87,8 @@ impl Refusals {
         let mut new = Remembered {
             to: to.to_owned(),
             time: now,
+            is_denial,
+            is_past: false,
             refusal,
         };
         // The latest are looked at first: who calls in vain mostly calls again.
@@ -91,7 +110,31 @@ impl Refusals {
         }
     }
 
+    /// A call was put through.
+    pub(super) fn put_through(&mut self, call: Call<'_>) {
+        let of_caller = self.by_caller.get_mut(call.from.unwrap_or_default());
+        for known in of_caller.into_iter().flatten() {
+            if call.to == Some(&known.to) && call.port == known.refusal.port {
+                known.is_past = true;
+            }
+        }
+    }
+
+    /// The last call, if it failed for another reason than the policy.
+    pub(super) fn last_failure(&self, call: Call<'_>) -> Option<(SystemTime, Refusal)> {
+        let last = self.known(call).into_iter().find(|known| !known.is_past)?;
+        (!last.is_denial).then(|| (last.time, last.shown()))
+    }
+
     pub(super) fn of(&self, call: Call<'_>) -> Vec<Refusal> {
+        self.known(call)
+            .into_iter()
+            .map(Remembered::shown)
+            .collect()
+    }
+
+    /// Those of a call, the latest first.
+    fn known(&self, call: Call<'_>) -> Vec<&Remembered> {
         let callers = self.by_caller.iter();
         let of_caller = callers.filter(|(from, _)| match call.from {
             Some("host") => is_of_host(from),
@@ -105,11 +148,7 @@ impl Refusals {
             })
             .collect();
         found.sort_by_key(|known| std::cmp::Reverse(known.time));
-        let refusal = |known: &Remembered| Refusal {
-            time: rfc_3339(known.time),
-            ..known.refusal.clone()
-        };
-        found.into_iter().map(refusal).collect()
+        found
     }
 
     /// Forgets the oldest of whoever has most.

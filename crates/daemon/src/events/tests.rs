@@ -9,6 +9,7 @@ use hyper::body::Body;
 use serde_json::Value;
 
 use super::*;
+use hostside::audit::AuditDecision;
 use runtime::places::{NoPlace, Whose};
 
 const START: u64 = 1_800_000_000_000;
@@ -317,7 +318,7 @@ fn refuse(events: &Events, from: &str, to: &str, port: u32, reason: &str) {
         to: Some(to),
         port,
     };
-    events.tell_refusal(call, true, details);
+    events.tell_refusal(call, AuditDecision::Failed, true, details);
 }
 
 fn of<'a>(from: &'a str, to: &'a str, port: u32) -> Call<'a> {
@@ -326,6 +327,33 @@ fn of<'a>(from: &'a str, to: &'a str, port: u32) -> Call<'a> {
         to: Some(to),
         port,
     }
+}
+
+#[test]
+fn a_failure_is_past_once_a_later_call_was_put_through() {
+    let events = events();
+    let call = of("web", "db", 5432);
+    let reason = || Some(events.last_failure(call)?.1.reason);
+    assert_eq!(reason(), None);
+    refuse(&events, "web", "db", 5432, "nobody listens");
+    assert_eq!(reason().as_deref(), Some("nobody listens"));
+    for other in [
+        of("web", "db", 22),
+        of("dev", "db", 5432),
+        of("web", "mail", 5432),
+    ] {
+        events.put_through(other);
+    }
+    assert_eq!(reason().as_deref(), Some("nobody listens"));
+    events.put_through(call);
+    assert_eq!(reason(), None);
+    assert_eq!(events.refusals(call).len(), 1);
+    refuse(&events, "web", "db", 5432, "nobody listens");
+    assert_eq!(reason().as_deref(), Some("nobody listens"));
+    // A denial says nothing about a policy that allows it now.
+    let denied = EventDetails::default();
+    events.tell_refusal(call, AuditDecision::Denied, true, denied);
+    assert_eq!(reason(), None);
 }
 
 #[test]

@@ -236,15 +236,15 @@ function callView({ name: from, other: to, port }, get) {
   return { elements: [crumbs("Call"), heading(`${from} to ${to}, port ${port}`), facts.element], draw: () => {} };
 }
 
-function factsOfAnswer({ policy, hindrances = [], refusals = [] }) {
+function factsOfAnswer({ policy, fails, hindrances = [], refusals = [] }) {
   const link = (rule) => [rule.label, ruleHref(rule.label)];
   const often = (one) => (one.count > 1 ? `${number(one.count)} times, last at ` : "");
   return [
-    ["Answer", policy.verdict],
+    ["Answer", fails ? `${policy.verdict}, but ${fails}` : policy.verdict],
     ["Because", policy.why],
     policy.redirect ? ["Goes to", policy.redirect] : null,
     policy.rule ? ["Rule", ...link(policy.rule)] : null,
-    ...hindrances.map((hindrance) => ["But", hindrance]),
+    ...hindrances.slice(fails ? 1 : 0).map((hindrance) => ["But", hindrance]),
     ...(policy.notes ?? []).map((note) => ["Note", note]),
     ...(policy.passed_over ?? []).map((passed) => [`Not by ${passed.differs_in}`, ...link(passed.rule)]),
     ...refusals.map((one) => ["Refused", `${often(one)}${clock(one.time)}: ${one.reason}`]),

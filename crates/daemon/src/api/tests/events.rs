@@ -162,9 +162,18 @@ fn why_tells_the_rule_the_state_and_what_was_refused() {
     let absent = allowed["hindrances"].as_array().unwrap();
     assert_eq!(absent.len(), 2, "{allowed}");
     assert!(absent[1].as_str().unwrap().contains("\"db\""), "{allowed}");
+    let fails = allowed["fails"].as_str().unwrap();
+    assert!(
+        fails.starts_with("it would fail now: VM \"web\""),
+        "{fails}"
+    );
     daemon.worker().set_state("db", true, true);
     daemon.worker().set_state("web", true, true);
-    assert_eq!(why("from=web&to=db&port=5432")["hindrances"], json!([]));
+    let works = why("from=web&to=db&port=5432");
+    assert_eq!(
+        (&works["hindrances"], works.get("fails")),
+        (&json!([]), None)
+    );
 
     let denied = why("from=web&to=db&port=22");
     assert_eq!(
@@ -178,6 +187,7 @@ fn why_tells_the_rule_the_state_and_what_was_refused() {
             .contains("no rule matches"),
         "{denied}"
     );
+    assert_eq!(denied.get("fails"), None);
     assert_eq!(denied["policy"]["passed_over"][0]["differs_in"], "port");
 
     // Nobody listens for the guest, until somebody does.
