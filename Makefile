@@ -35,7 +35,7 @@ agent: setup ## build the guest's agent, static, beside the ringdown command
 
 manual: build ## write manual pages and shell completions into target/manual
 	@$(RINGDOWN) manual $(TARGET_DIR)/manual
-	@echo '[manual] man -l $(TARGET_DIR)/manual/man1/ringdown.1'
+	@echo '[manual] read one: man -l $(TARGET_DIR)/manual/man1/ringdown.1; list them all: ls $(TARGET_DIR)/manual/man*'
 
 package: build agent manual ## make a Debian package and a tarball of static binaries in target/packages
 	@echo '[package] the ringdown command, static'

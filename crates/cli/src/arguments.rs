@@ -52,7 +52,7 @@ With --json a command prints an object with the number `version`, which is 1, an
 print as they go (events, logs, stats) print such an object on each line. docs/api.md has the names."
 )]
 pub struct Arguments {
-    /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown; where the first has no daemon, commands try the last]
+    /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown. Where $XDG_RUNTIME_DIR/ringdown has no daemon, commands use that of /run/ringdown]
     #[arg(long, value_name = "DIR", global = true)]
     pub runtime_dir: Option<PathBuf>,
     /// What to do.

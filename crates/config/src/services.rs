@@ -67,6 +67,16 @@ pub enum ServiceTarget {
     Egress,
 }
 
+impl fmt::Display for PublishListen {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PublishListen::Tcp(address) => write!(formatter, "tcp:{address}"),
+            PublishListen::Udp(address) => write!(formatter, "udp:{address}"),
+            PublishListen::Unix { path, .. } => write!(formatter, "unix:{}", path.display()),
+        }
+    }
+}
+
 impl fmt::Display for ServiceTarget {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

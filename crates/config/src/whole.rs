@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::files::check_files;
 use crate::input::InputError;
 use crate::pattern::malformed;
-use crate::{
-    Config, ConfigError, Hosts, MAX_RULES, PublishListen, ServiceTarget, Written, full_name, refuse,
-};
+use crate::{Config, ConfigError, Hosts, MAX_RULES, ServiceTarget, Written, full_name, refuse};
 
 /// Checks a configuration from all its sources together. VMs are checked where their lines are planned.
 ///
@@ -43,11 +41,7 @@ pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
     }
     let mut addresses = BTreeMap::new();
     for publish in &config.publishes {
-        let what = match &publish.value.listen {
-            PublishListen::Tcp(address) => format!("tcp:{address}"),
-            PublishListen::Udp(address) => format!("udp:{address}"),
-            PublishListen::Unix { path, .. } => format!("unix:{}", path.display()),
-        };
+        let what = publish.value.listen.to_string();
         let owner = addresses.insert(what.clone(), publish.value.name.clone());
         taken(&publish.place, what, owner)?;
     }

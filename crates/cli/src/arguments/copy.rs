@@ -41,6 +41,8 @@ if its parent is there.
   ringdown sync site/ web:/srv/site
   ringdown sync --delete web:/etc/ backup/etc
 
+A slash at the end means nothing: the content of the one becomes the content of the other, never a directory inside it.
+
 When the connection breaks, it goes on by itself where it was, for as long as --retry says. docs/cp.md says what is kept and what is safe.
 
 Exit codes: 0 both are equal now; 1 something is not, and standard error says what; 2 the command line is wrong; 130 interrupted.")]

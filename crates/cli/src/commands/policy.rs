@@ -100,7 +100,7 @@ impl From<AskError> for Failure {
 /// The port of a question, as it was asked about.
 pub(super) fn port_words(port: u32, asked: Option<&str>) -> String {
     match asked.filter(|asked| Place::parse(asked).is_some()) {
-        Some(place) => format!("{place}, by the agent (port {port})"),
+        Some(place) => format!("{place} in the guest, by the agent (port {port})"),
         None => format!("port {port}"),
     }
 }
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(asked_port("web", "80"), Ok(80));
         assert_eq!(
             port_words(1007, Some("tcp:80")),
-            "tcp:80, by the agent (port 1007)"
+            "tcp:80 in the guest, by the agent (port 1007)"
         );
         assert_eq!(port_words(1007, Some("1007")), "port 1007");
         assert_eq!(port_words(5000, None), "port 5000");

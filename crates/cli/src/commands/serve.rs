@@ -42,9 +42,9 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
 /// Commands do not read the file.
 fn note_runtime_dir(written: &Path) {
     if *written != found_runtime_dir() {
-        let option = format!("--runtime-dir {}", quote(written));
+        let directory = quote(written);
         tracing::info!(
-            "commands find this daemon with `{option}`, or with RINGDOWN_RUNTIME_DIR: runtime-dir is set in the file, which they do not read"
+            "commands do not read the file, where runtime-dir is set: give each `--runtime-dir {directory}`, or set RINGDOWN_RUNTIME_DIR={directory} once in their shell"
         );
     }
 }

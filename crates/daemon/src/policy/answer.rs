@@ -302,10 +302,8 @@ impl Rulebook {
     fn published_as(&self, line: &LineSpec, port: u32) -> Option<String> {
         let of_port = self.published(line);
         let of_port = of_port.filter(|publish| publish.to.port == GuestPort::Vsock(port));
-        let names: Vec<String> = of_port
-            .map(|publish| format!("{:?}", publish.name))
-            .collect();
-        Some(format!("it is published by {}", first_of(&names)?))
+        let places: Vec<String> = of_port.map(listens_at).collect();
+        Some(format!("it is published at {}", first_of(&places)?))
     }
 
     /// What of a VM is published by its agent, in words.
@@ -313,7 +311,13 @@ impl Rulebook {
         let of_agent = self.published(line);
         let of_agent = of_agent.filter(|publish| matches!(publish.to.port, GuestPort::Agent(_)));
         let places: Vec<String> = of_agent
-            .map(|publish| format!("{} as {:?}", publish.to.port, publish.name))
+            .map(|publish| {
+                format!(
+                    "{} in the guest at {}",
+                    publish.to.port,
+                    listens_at(publish)
+                )
+            })
             .collect();
         match first_of(&places) {
             None => "nothing of it is published so".to_owned(),
@@ -468,6 +472,15 @@ fn without_a_rule(caller: &From<'_>, callee: &To<'_>) -> (PolicyVerdict, &'stati
             "programs of the host, and published ports, may call VMs",
         ),
         _ => (Denied, "programs of the host call VMs only"),
+    }
+}
+
+/// Where on the host, and the name if it is another.
+fn listens_at(publish: &Publish) -> String {
+    let listen = publish.listen.to_string();
+    match publish.name == listen {
+        true => listen,
+        false => format!("{listen} ({:?})", publish.name),
     }
 }
 

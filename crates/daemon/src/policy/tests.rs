@@ -601,7 +601,10 @@ fn a_published_vsock_port_is_named_where_it_is_asked_about() {
         to = "web:80"
     "#;
     let notes = |port| book(text).ask("host", "web", port).unwrap().notes;
-    assert_eq!(notes(80), ["it is published by \"front\", \"back\""]);
+    assert_eq!(
+        notes(80),
+        ["it is published at tcp:127.0.0.1:8080 (\"front\"), tcp:127.0.0.1:8081 (\"back\")"]
+    );
     assert!(notes(81).is_empty());
 }
 
@@ -610,7 +613,9 @@ fn what_the_agent_publishes_is_named() {
     let notes = |to| book(SERIAL).ask("host", to, 1007).unwrap().notes.join("; ");
     let (with, without) = (notes("box"), notes("web"));
     assert!(
-        with.ends_with("published are tcp:127.0.0.1:80 as \"site\""),
+        with.ends_with(
+            "published are tcp:127.0.0.1:80 in the guest at tcp:127.0.0.1:8081 (\"site\")"
+        ),
         "{with}"
     );
     assert!(

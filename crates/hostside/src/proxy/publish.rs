@@ -243,8 +243,9 @@ impl Published {
         let name = publish.name.clone();
         tracing::info!(
             name,
-            to = publish.to.full_name(),
-            port = %publish.to.port,
+            listen = %publish.listen,
+            vm = publish.to.full_name(),
+            port_in_guest = %publish.to.port,
             "published a port"
         );
         let sender = watch::Sender::new(Standing::new(publish, false));
