@@ -35,7 +35,7 @@ pub enum ControlError {
     Net(#[from] NetError),
     /// No network has this name.
     #[error(
-        "there is no network named {name:?}{}: `ringdown net ls` shows those that exist, and [[network]] in the configuration makes one",
+        "there is no network named {name:?}{}: `ringdown net ls` shows those that exist, and [[network]] in the configuration makes one, after `ringdown reload`",
         did_you_mean(nearest)
     )]
     UnknownNetwork {
@@ -75,7 +75,7 @@ pub enum ControlError {
     Audit(io::Error),
     /// No VM has this name.
     #[error(
-        "there is no VM named {name:?}{}: `ringdown vm ls` shows those that exist, `ringdown vm add` makes one",
+        "there is no VM named {name:?}{}: `ringdown vm ls` shows those that exist, `ringdown vm add` makes one, and so does [[vm]] in the configuration after `ringdown reload`",
         did_you_mean(nearest)
     )]
     Unknown {

@@ -180,6 +180,23 @@ fn a_service_without_its_program_is_found() {
     );
 }
 
+#[test]
+fn a_socket_without_a_listener_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let text = format!(
+        "[[service]]\nname = \"s\"\nport = 9\nto = \"unix:{}\"\n",
+        socket.display()
+    );
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert_eq!(found_in(directory.path(), &text), []);
+    drop(listener);
+    assert!(socket.exists());
+    let found = found_in(directory.path(), &text);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].1.contains("nothing answers for the service \"s\""));
+}
+
 fn vm(kind: &str, state: &str) -> VmStatus {
     let vm = serde_json::json!({
         "name": "box", "cid": 3, "kind": kind, "state": state, "host": "/r/box.sock", "circuits": 0,

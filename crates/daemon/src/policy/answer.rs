@@ -51,7 +51,7 @@ pub enum AskError {
     NoPort,
     /// No VM has this name.
     #[error(
-        "there is no VM named {name:?}{}: add it, or ask about one that exists",
+        "there is no VM named {name:?}{}: ask about one that exists, or add it, to the configuration with `ringdown reload` after that",
         did_you_mean(nearest)
     )]
     UnknownVm {
@@ -62,7 +62,7 @@ pub enum AskError {
     },
     /// No service has this name.
     #[error(
-        "there is no service named {name:?}{}: ask about one that exists",
+        "there is no service named {name:?}{}: ask about one that exists, or add it to the configuration, with `ringdown reload` after that",
         did_you_mean(nearest)
     )]
     UnknownService {
