@@ -92,10 +92,10 @@ fn refuse_published(service: &Service, publishes: &[Written<Publish>]) -> Result
     };
     match publishes.iter().find(is_there) {
         Some(publish) => Err(InputError::OwnAddress {
-            service: service.full_name(),
-            address: server.clone(),
-            published: publish.value.name.clone(),
-            place: publish.place.clone(),
+            service: service.full_name().into(),
+            address: server.as_str().into(),
+            published: publish.value.name.as_str().into(),
+            place: publish.place.as_str().into(),
         }),
         None => Ok(()),
     }

@@ -151,13 +151,13 @@ pub enum InputError {
     )]
     OwnAddress {
         /// The service, with its domain.
-        service: String,
+        service: Box<str>,
         /// The address, as it was written.
-        address: String,
+        address: Box<str>,
         /// The name of the published port.
-        published: String,
+        published: Box<str>,
         /// Where that was written, in words.
-        place: String,
+        place: Box<str>,
     },
     /// Two things have one file.
     #[error(
