@@ -9,7 +9,7 @@ use e2e::pattern::Pattern;
 use e2e::{Guest, host};
 
 use super::methods::{restart_agent, set_methods};
-use super::{eventually, ringdown, scene, scene_alone};
+use super::{eventually, scene, scene_alone};
 
 /// Where each guest has a web server, and where it has nothing.
 const SERVER: u16 = 8200;

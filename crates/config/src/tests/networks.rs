@@ -624,6 +624,19 @@ fn other_vlans_have_addresses_of_their_own() {
 }
 
 #[test]
+fn a_network_without_ipv4_gives_no_addresses_and_checks_none() {
+    let text = "[[network]]\nname = \"lan\"\nuplink = { tap = \"rd0\" }\n[[vm]]\nname = \"a\"\n[[vm.net]]\nnetwork = \"lan\"\n";
+    let checked = |text: &str| {
+        let plan = planned(text).unwrap();
+        let network = plan.networks().next().unwrap();
+        of(&plan, "a").bridge_port(network).ipv4
+    };
+    assert!(checked(text).is_some());
+    let without = text.replace("uplink", "ipv4 = false\nuplink");
+    assert_eq!(checked(&without), None);
+}
+
+#[test]
 fn a_reload_changes_what_can_change_and_takes_nothing_from_anybody() {
     let plan = planned(TWO).unwrap();
     let next = reload(

@@ -5,7 +5,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use api::{LineKind, PolicyVerdict, Refusal, VmState, VmStatus, Why};
+use api::{LineKind, PolicyAnswer, PolicyVerdict, Refusal, VmState, VmStatus, Why};
 use config::parse_user;
 use vsock::Reason;
 
@@ -60,31 +60,9 @@ impl Control {
                 name_target(slice::from_mut(refusal), &target);
             }
         }
-        // Who is redirected has nothing to do with whom it dialled.
-        let reached = match policy.redirect.as_deref() {
-            Some(to) => {
-                let (name, _) = to.rsplit_once(':').unwrap_or((to, ""));
-                self.get(name).await.ok()
-            }
-            None => callee,
-        };
-        let mut hindrances: Vec<String> = caller.iter().filter_map(absence).collect();
-        hindrances.extend(reached.as_ref().and_then(|vm| {
-            let is_for_agent = port == wire::agent::PORT && policy.redirect.is_none();
-            match is_for_agent {
-                // Of the callers only the host has published ports.
-                true if from == "host" => agent_hindrance(vm),
-                // No other program answers there; on a line with rings one may.
-                true if caller.is_none() && vm.kind != LineKind::Vsock => agent_absence(vm),
-                _ => absence(vm),
-            }
-        }));
-        let is_listener = dialled == "host" && policy.redirect.is_none();
-        if let (Some(caller), true) = (&caller, is_listener) {
-            let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);
-            let host = stem.clone();
-            hindrances.extend(self.ask(move |_| silence(host, port)).await?);
-        }
+        let hindrances = self
+            .hindrances(&from, &dialled, caller.as_ref(), callee, &policy)
+            .await?;
         let allowed = policy.verdict != PolicyVerdict::Denied;
         let fails = match hindrances.first() {
             Some(hindrance) => Some(format!("it would fail now: {hindrance}")),
@@ -102,6 +80,44 @@ impl Control {
             policy,
             refusals,
         })
+    }
+
+    /// What stands in the way of a call now, whatever the policy says.
+    async fn hindrances(
+        self: &Arc<Self>,
+        from: &str,
+        dialled: &str,
+        caller: Option<&VmStatus>,
+        callee: Option<VmStatus>,
+        policy: &PolicyAnswer,
+    ) -> Result<Vec<String>, ControlError> {
+        let port = policy.port;
+        // Who is redirected has nothing to do with whom it dialled.
+        let reached = match policy.redirect.as_deref() {
+            Some(to) => {
+                let (name, _) = to.rsplit_once(':').unwrap_or((to, ""));
+                self.get(name).await.ok()
+            }
+            None => callee,
+        };
+        let mut hindrances: Vec<String> = caller.into_iter().filter_map(absence).collect();
+        hindrances.extend(reached.as_ref().and_then(|vm| {
+            let is_for_agent = port == wire::agent::PORT && policy.redirect.is_none();
+            match is_for_agent {
+                // Of the callers only the host has published ports.
+                true if from == "host" => agent_hindrance(vm),
+                // No other program answers there; on a line with rings one may.
+                true if caller.is_none() && vm.kind != LineKind::Vsock => agent_absence(vm),
+                _ => absence(vm),
+            }
+        }));
+        let is_listener = dialled == "host" && policy.redirect.is_none();
+        if let (Some(caller), true) = (caller, is_listener) {
+            let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);
+            let host = stem.clone();
+            hindrances.extend(self.ask(move |_| silence(host, port)).await?);
+        }
+        Ok(hindrances)
     }
 }
 

@@ -51,7 +51,7 @@ pub enum AskError {
     NoPort,
     /// No VM has this name.
     #[error(
-        "there is no VM named {name:?}{}: ask about one that exists, or add it, to the configuration with `ringdown reload` after that",
+        "there is no VM named {name:?}{}: add it, or ask about one that exists; after a change of the configuration, `ringdown reload`",
         did_you_mean(nearest)
     )]
     UnknownVm {
@@ -62,7 +62,7 @@ pub enum AskError {
     },
     /// No service has this name.
     #[error(
-        "there is no service named {name:?}{}: ask about one that exists, or add it to the configuration, with `ringdown reload` after that",
+        "there is no service named {name:?}{}: ask about one that exists; after a change of the configuration, `ringdown reload`",
         did_you_mean(nearest)
     )]
     UnknownService {
