@@ -56,6 +56,11 @@ impl Failure {
         self.message.is_empty()
     }
 
+    /// What is written to standard error.
+    pub fn line(&self) -> String {
+        format!("error: {self}\n")
+    }
+
     /// The command line is wrong.
     pub fn usage(message: impl fmt::Display) -> Failure {
         Failure {

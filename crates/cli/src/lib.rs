@@ -73,7 +73,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(failure) => {
             if !failure.is_silent() {
                 // Standard error may be closed too; `eprintln!` would panic then.
-                let _ = writeln!(std::io::stderr(), "error: {failure}");
+                let _ = std::io::stderr().write_all(failure.line().as_bytes());
             }
             ExitCode::from(failure.code)
         }

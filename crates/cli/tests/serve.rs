@@ -3,14 +3,17 @@
 // Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+
+/// Until what does not come is given up.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 const SOCKETS: [&str; 3] = ["control.sock", "web.sock", "web.vhost"];
 
@@ -319,4 +322,135 @@ fn a_second_vmm_at_a_socket_is_shown_until_it_leaves() {
     assert!(found.contains("remedy: end one of the two VMMs"), "{found}");
     drop(second);
     answer(directory, &["vm", "ls"], word, false);
+}
+
+/// Calls that fail, one after another; each has to be answered.
+fn call_in_vain(socket: &Path, times: usize) {
+    for _ in 0..times {
+        let mut call = UnixStream::connect(socket).unwrap();
+        call.set_read_timeout(Some(PATIENCE)).unwrap();
+        match call.read(&mut [0]) {
+            Ok(0) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+            other => panic!("{}: {other:?}", socket.display()),
+        }
+    }
+}
+
+/// A circuit from a program of the host to the guest of a VMM that listens there: both of its ends.
+fn circuit(host: &Path, vmm: &UnixListener) -> (BufReader<UnixStream>, UnixStream) {
+    let mut program = UnixStream::connect(host).unwrap();
+    program.set_read_timeout(Some(PATIENCE)).unwrap();
+    program.write_all(b"CONNECT 80\n").unwrap();
+    let (guest, _) = vmm.accept().unwrap();
+    guest.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut guest = BufReader::new(guest);
+    let mut line = String::new();
+    guest.read_line(&mut line).unwrap();
+    assert_eq!(line, "CONNECT 80\n");
+    guest.get_mut().write_all(b"OK 1024\n").unwrap();
+    let mut program = BufReader::new(program);
+    line.clear();
+    program.read_line(&mut line).unwrap();
+    assert!(line.starts_with("OK "), "{line}");
+    (program, guest.into_inner())
+}
+
+fn ping((program, guest): &mut (BufReader<UnixStream>, UnixStream)) {
+    let mut heard = [0; 4];
+    program.get_mut().write_all(b"ping").unwrap();
+    guest.read_exact(&mut heard).unwrap();
+    guest.write_all(&heard).unwrap();
+    program.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"ping");
+}
+
+#[test]
+fn a_log_that_is_not_read_stops_nothing_and_says_later_what_it_lacks() {
+    const PORTS: usize = 20;
+    const CALLS: usize = 90;
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path();
+    let port = |number| format!("{number}-{}", "p".repeat(50));
+    let mut text = format!(
+        "[[vm]]\nname = \"fc\"\nhybrid = {:?}\nhost = {:?}\n[[vm]]\nname = \"web\"\n\
+         [[service]]\nname = \"s\"\nport = 5000\nto = \"unix:{}\"\n\
+         [[rule]]\nfrom = \"fc\"\nto = \"service:s\"\nport = \"*\"\naction = \"allow\"\n",
+        run.join("fc.vmm"),
+        run.join("fc.sock"),
+        run.join("nothing").display(),
+    );
+    for number in 0..PORTS {
+        let name = port(number);
+        text += &format!(
+            "[[publish]]\nname = {name:?}\nlisten = \"unix:{}\"\nto = \"web:80\"\n",
+            run.join(number.to_string()).display()
+        );
+    }
+    let file = run.join("c.toml");
+    std::fs::write(&file, text).unwrap();
+    let vmm = UnixListener::bind(run.join("fc.vmm")).unwrap();
+    let mut daemon = Daemon::start_with(
+        run,
+        &run.join("no-notify"),
+        &["--config", file.to_str().unwrap()],
+    );
+    let log = daemon.process.stderr.take().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&log, 4096).unwrap();
+    daemon.wait_until_ready();
+    let mut circuit = circuit(&run.join("fc.sock"), &vmm);
+    ping(&mut circuit);
+
+    // The worker writes these lines itself, more than the pipe has room for.
+    call_in_vain(&run.join("fc.vmm_5000"), CALLS);
+    ping(&mut circuit);
+    for number in 0..PORTS {
+        call_in_vain(&run.join(number.to_string()), CALLS);
+    }
+    ping(&mut circuit);
+    answer(run, &["vm", "ls"], "fc", true);
+
+    let mut log = BufReader::new(log);
+    let (mut refused, mut left_out, mut line) = (0, 0, String::new());
+    while left_out == 0 {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).unwrap(), 0, "{refused}");
+        refused += usize::from(line.contains("refused a caller of a published port"));
+        if line.contains("the log was not read in time") {
+            let count = line.split("held_back=").nth(1).unwrap();
+            left_out = count.split_whitespace().next().unwrap().parse().unwrap();
+        }
+    }
+    assert!(refused < PORTS * CALLS, "{refused}");
+    assert!(refused + left_out >= PORTS * CALLS, "{refused}, {left_out}");
+    daemon.signal(Signal::TERM);
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("ending"), "{rest}");
+    assert_eq!(daemon.process.wait().unwrap().code(), Some(0));
+}
+
+/// Nothing may wait for its reader at the end, either.
+#[test]
+fn a_daemon_whose_log_is_not_read_ends_all_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path();
+    let file = run.join("c.toml");
+    let text = format!(
+        "[[vm]]\nname = \"web\"\n[[publish]]\nname = \"www\"\nlisten = \"unix:{}\"\nto = \"web:80\"\n",
+        run.join("www").display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut daemon = Daemon::start_with(
+        run,
+        &run.join("no-notify"),
+        &["--config", file.to_str().unwrap()],
+    );
+    let log = daemon.process.stderr.take().unwrap();
+    rustix::pipe::fcntl_setpipe_size(&log, 4096).unwrap();
+    daemon.wait_until_ready();
+    call_in_vain(&run.join("www"), 90);
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.process.wait().unwrap().code(), Some(0));
+    drop(log);
 }

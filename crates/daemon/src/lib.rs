@@ -13,6 +13,7 @@ pub mod fake;
 pub mod in_force;
 pub mod line;
 pub mod log_budget;
+pub mod log_writer;
 pub mod metrics;
 pub mod net;
 pub mod policy;

@@ -32,7 +32,7 @@ const MAX_COUNTS: usize = 4096;
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Lines that are not held back here: the counts themselves.
-const COUNTS: &str = "log_budget";
+pub(crate) const COUNTS: &str = "log_budget";
 
 /// Lines that the audit writes here when it has no file: it has a budget and counts of its own.
 pub(crate) const AUDIT: &str = "audit";

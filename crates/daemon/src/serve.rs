@@ -27,13 +27,13 @@ use crate::control::Control;
 use crate::events::Events;
 use crate::in_force::{Hindrance, InForce, Parts, ReadConfig};
 use crate::line::LineWorker;
-use crate::log_budget;
 use crate::net::NetWorker;
 use crate::policy::Rulebook;
 use crate::readiness::Readiness;
 use crate::sandbox::{self, SandboxError};
 use crate::service_manager::{self, HandedOverError, notify};
 use crate::stalled_clients::StalledClients;
+use crate::{log_budget, log_writer};
 use hostside::arrivals::{ArrivalSender, Arrivals, arrivals};
 use hostside::offers::Offers;
 use runtime::directory::{
@@ -334,7 +334,7 @@ pub fn serve(
     read_config: ReadConfig,
     sandbox: &sandbox::Options,
     start_worker: StartWorker,
-    mut out: impl Write,
+    out: impl Write + Send + 'static,
 ) -> Result<(), ServeError> {
     // Each circuit to a program of the host needs one.
     if let Err(error) = sys::descriptors::raise_limit() {
@@ -347,13 +347,14 @@ pub fn serve(
     // Sockets belong to this user from their first moment, and so does what the programs of services make.
     rustix::process::umask(Mode::from_raw_mode(0o077));
     sandbox::enter(sandbox, &prepared.config, &prepared.settings)?;
+    log_writer::start().map_err(|error| ServeError::System {
+        what: "start the log's thread",
+        error,
+    })?;
     let daemon = Daemon::listen(prepared, start_worker)?;
     daemon.run(|control| {
         let mut signals = Signals::install()?;
-        // Nobody may read the line any more; the daemon has its job to do all the same.
-        if let Err(error) = out.write_all(b"ready\n").and_then(|()| out.flush()) {
-            tracing::warn!(%error, "cannot write the ready line");
-        }
+        say_ready(out)?;
         notify(&[sd_notify::NotifyState::Ready]);
         #[cfg(feature = "test-support")]
         sandbox::make_forbidden_call_if_told();
@@ -363,6 +364,17 @@ pub fn serve(
             notify(&[sd_notify::NotifyState::Stopping]);
         })
     })
+}
+
+/// Writes the ready line from a thread of its own: its reader may have stopped, and the daemon has its job to do all the same.
+fn say_ready(mut out: impl Write + Send + 'static) -> io::Result<()> {
+    let say = move || {
+        if let Err(error) = out.write_all(b"ready\n").and_then(|()| out.flush()) {
+            tracing::warn!(%error, "cannot write the ready line");
+        }
+    };
+    let thread = std::thread::Builder::new().name("ready".to_owned());
+    thread.spawn(say).map(drop)
 }
 
 /// A configuration that holds together, and directories for it.

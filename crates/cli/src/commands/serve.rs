@@ -1,6 +1,6 @@
 //! `ringdown serve`: the daemon in the foreground.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use config::{
     Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_network_option, parse_vm_option,
     read_file,
 };
+use daemon::log_writer::{FlushAtEnd, LineWriter};
 use daemon::{log_budget, sandbox};
 use tracing::{Event, Metadata};
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
@@ -31,12 +32,19 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     }
     let net_batch = options.net_batch;
     let sandbox = sandbox_of(&options);
-    Ok(daemon::serve::serve(
+    let _flushed = FlushAtEnd;
+    let ended = daemon::serve::serve(
         Box::new(move || configuration(runtime_dir.clone(), &options, &directory)),
         &sandbox,
         Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin, net_batch)),
         io::stdout(),
-    )?)
+    );
+    ended.map_err(|error| {
+        let failure = Failure::from(error);
+        // Through the log, whose reader may have stopped. It does not fail.
+        let _ = LineWriter.write(failure.line().as_bytes());
+        Failure::with_code(failure.code, "")
+    })
 }
 
 /// Commands do not read the file.
@@ -116,7 +124,7 @@ fn start_log(filter: Option<&str>) -> Result<(), Failure> {
         ))
     })?;
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(io::stderr)
+        .with_writer(|| LineWriter)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
         .with_filter(Budgeted);

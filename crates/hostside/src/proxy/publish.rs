@@ -27,7 +27,7 @@ use rustix::net::sockopt::set_socket_linger;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use wire::vsock::SocketType;
 
@@ -491,15 +491,10 @@ impl Outgoing {
     /// A stream to a port, of which it is written down why it is refused.
     fn to_port(publish: &Arc<Standing>, port: u32, socket: OwnedFd, cut: Option<Cut>) -> Outgoing {
         let publish = Arc::clone(publish);
-        let (tell, told) = oneshot::channel();
-        tokio::spawn(async move {
-            if let Ok(Err(reason)) = told.await {
+        let answer = CallAnswer::new(move |result| {
+            if let Err(reason) = result {
                 log_refusal(&publish, &reason);
             }
-        });
-        let answer = CallAnswer::new(move |result| {
-            // The runtime may have ended.
-            let _ = tell.send(result);
         });
         Outgoing {
             to: PublishedTo::Port(port),
