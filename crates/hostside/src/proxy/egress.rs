@@ -68,10 +68,9 @@ pub(crate) fn answer(
         service,
         vm,
         source_port,
-        since,
     };
     tokio::spawn(async move {
-        guest.serve(end).await;
+        guest.serve(since, end).await;
         drop(room);
     });
     reply.put_through(Connected::with_cut(theirs, cut));
@@ -92,7 +91,6 @@ struct Guest {
     service: Arc<Service>,
     vm: Address,
     source_port: u32,
-    since: InForce,
 }
 
 /// What a guest was put through to.
@@ -124,7 +122,7 @@ impl Views<'_> {
 }
 
 impl Guest {
-    async fn serve(&self, mut end: CircuitEnd) {
+    async fn serve(&self, since: InForce, mut end: CircuitEnd) {
         let asked = handshake::listen(&mut end.stream);
         let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, asked).await;
         let asked = match asked {
@@ -142,8 +140,10 @@ impl Guest {
             }
         };
         let in_force = self.in_force();
-        let reached = self.reach(&in_force, &asked.destination).await;
+        let reached = self.reach(since, &in_force, &asked.destination).await;
         self.record(&in_force.policy, &asked.destination, &reached);
+        // What was in force must not live as long as the connection.
+        drop(in_force);
         match reached {
             Ok(reached) => self.carry(end, asked, reached).await,
             Err(error) => {
@@ -161,17 +161,22 @@ impl Guest {
 
     /// What decides about a place that the guest names now. The configuration that let it call egress may not be the one that is in force, and may have forbidden
     /// that place: so both are asked.
-    fn views<'a>(&'a self, in_force: &'a InForce) -> Views<'a> {
+    fn views<'a>(&'a self, since: &'a InForce, in_force: &'a InForce) -> Views<'a> {
         let mut both = vec![in_force];
-        both.extend((!self.since.is(in_force)).then_some(&self.since));
+        both.extend((!since.is(in_force)).then_some(since));
         let views = both.into_iter();
         Views(views.map(|of| (&*of.policy, of.view(&self.vm))).collect())
     }
 
     /// Decides, looks up, decides about what was found, and connects to what was allowed.
-    async fn reach(&self, in_force: &InForce, to: &Destination) -> Result<Reached, EgressError> {
+    async fn reach(
+        &self,
+        since: InForce,
+        in_force: &InForce,
+        to: &Destination,
+    ) -> Result<Reached, EgressError> {
         let policy = &*in_force.policy;
-        let views = self.views(in_force);
+        let views = self.views(&since, in_force);
         let (name, addresses) = match &to.host {
             Host::Address(address) => (None, vec![*address]),
             Host::Name(name) => {
@@ -218,7 +223,7 @@ impl Guest {
             .map_err(|_| failed(Reason::HostFailed))?;
         // What is in force may have changed while it was looked up and connected to.
         let in_force = self.in_force();
-        let views = self.views(&in_force);
+        let views = self.views(&since, &in_force);
         views
             .permitted(|view| view.connection(address.ip(), from.ip(), name, to.port))
             .map_err(|error| error.about(address.ip()))?;

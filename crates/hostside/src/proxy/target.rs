@@ -213,14 +213,16 @@ async fn udp_server(
         false => Vec::new(),
     };
     let shared = shared.clone();
+    // No more of the call: what was in force must not live as long as the session.
+    let (about, room) = (call.about(), call.room);
     tokio::spawn(async move {
         let server = (&socket, &shared.own);
         let ended = udp::relay(halves, server, &header, udp::IDLE_TIMEOUT).await;
         if let Err(error) = ended {
-            let About { name, vm } = call.about();
+            let About { name, vm } = about;
             tracing::debug!(name, vm, %error, "a session ended");
         }
-        drop(call.room);
+        drop(room);
     });
     let mut connected = Connected::new(guest, None);
     connected.peer_is_ours = true;

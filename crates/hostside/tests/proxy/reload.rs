@@ -1,9 +1,11 @@
 //! What a policy, groups or services that change do to calls that were made before.
 
 use std::io::ErrorKind;
+use std::net::UdpSocket;
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use config::{Hosts, ListedAddress, ServiceTarget};
 use device::{Called, Hold};
@@ -76,6 +78,52 @@ fn a_call_from_before_a_reload_gets_no_more_than_both_configurations_allow() {
             "{head}"
         );
     }
+}
+
+#[test]
+fn connections_keep_no_policy_that_is_not_in_force_any_more() {
+    let egress = Egress::new(Vec::new());
+    let stand = &egress.stand;
+    let set = || {
+        let policy = Arc::new(Policy::new(vec![allow(to_loopback())]));
+        let weak = Arc::downgrade(&policy);
+        let (hosts, groups) = (Hosts::default(), Groups::default());
+        stand.proxy.set_policy(policy, hosts, groups, true);
+        weak
+    };
+    let called = set();
+    let waiting = egress.connect();
+    // Both are asked about the place that is named now.
+    let named = set();
+    let (listener, address) = tcp_listener();
+    write(
+        &waiting,
+        format!("CONNECT {address} HTTP/1.1\r\n\r\n").as_bytes(),
+    );
+    assert!(read_head(&waiting).starts_with("HTTP/1.1 200"));
+    let server = accept(&listener);
+    let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+    udp.set_read_timeout(Some(PATIENCE)).unwrap();
+    let id = stand.offer(service(ServiceTarget::Udp(
+        udp.local_addr().unwrap().to_string(),
+    )));
+    let session = stand
+        .call(Called::Service(id), SocketType::SeqPacket)
+        .expect("put through");
+    set();
+    let deadline = Instant::now() + PATIENCE;
+    for old in [called, named] {
+        while old.strong_count() > 0 {
+            assert!(Instant::now() < deadline, "a policy is kept");
+            std::thread::yield_now();
+        }
+    }
+    write(&waiting, b"goes on");
+    assert_eq!(read_some(&server, 7), b"goes on");
+    let flags = rustix::net::SendFlags::empty();
+    rustix::net::send(&session.socket, b"so does this", flags).expect("sent");
+    let mut datagram = [0; 20];
+    assert_eq!(udp.recv(&mut datagram).expect("a datagram"), 12);
 }
 
 /// A resolver that says what it was asked, and answers with 127.0.0.1 on request.

@@ -29,7 +29,6 @@ fn guest(policy: Policy) -> Guest {
     let audit = Box::new(move |record| records.lock().expect("not poisoned").push(record));
     let names = Names::new(Arc::new(Silent));
     let shared = Shared::new(Arc::new(policy), names, audit, Duration::ZERO);
-    let since = shared.policy.borrow().clone();
     Guest {
         shared: Arc::new(shared),
         service: Arc::new(Service {
@@ -43,7 +42,6 @@ fn guest(policy: Policy) -> Guest {
         }),
         vm: Address::new("web", 3),
         source_port: 1,
-        since,
     }
 }
 
@@ -74,7 +72,7 @@ fn served(policy: Policy, said: &[&str], pause: Duration) -> (String, Duration) 
             heard
         };
         let serve = async {
-            guest.serve(ours).await;
+            guest.serve(guest.in_force(), ours).await;
             start.elapsed()
         };
         tokio::join!(speak, serve)
