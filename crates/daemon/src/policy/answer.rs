@@ -235,7 +235,9 @@ impl Rulebook {
     ) {
         let dialled = match callee {
             To::Vm(line) => Some((*line, port)),
-            _ => None,
+            // Egress follows no redirect.
+            To::Address(_) | To::Name(_) => return,
+            To::Service(_) | To::Listener => None,
         };
         let reached = match decision.rule {
             Some((

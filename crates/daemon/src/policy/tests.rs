@@ -725,6 +725,25 @@ fn what_egress_does_not_do_is_not_said_to_be_allowed() {
     assert_eq!(book.ask("a", "address:127.0.0.1", 80).unwrap().rule, None);
 }
 
+/// The words are those of the refusal and of the audit, whatever VM the redirect names.
+#[test]
+fn a_redirect_of_a_place_of_egress_is_why_it_is_refused() {
+    for to in ["a:80", "b:1007"] {
+        let book = book(&format!(
+            "[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\n\
+             [[service]]\nname = \"out\"\nport = 1\negress = true\n\
+             [[rule]]\nfrom = \"a\"\nto = \"service:out\"\naction = \"allow\"\n\
+             [[rule]]\nfrom = \"a\"\nto = [\"name:away.test\", \"address:192.0.2.1\"]\nredirect = \"{to}\"\n"
+        ));
+        for place in ["name:away.test", "address:192.0.2.1"] {
+            let answer = book.ask("a", place, 80).unwrap();
+            assert_eq!(answer.verdict, PolicyVerdict::Denied);
+            let why = "redirects, which egress does not do";
+            assert!(answer.why.ends_with(why), "{to} {place}: {}", answer.why);
+        }
+    }
+}
+
 #[test]
 fn egress_to_a_published_port_is_not_said_to_be_allowed() {
     let book = book(

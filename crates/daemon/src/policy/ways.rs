@@ -157,6 +157,10 @@ impl Rulebook {
         caller: &From<'_>,
         (callee, port): (&To<'_>, u32),
     ) -> Option<Cow<'static, str>> {
+        if matches!(callee, To::Address(_) | To::Name(_)) {
+            // Egress asks the rules alone.
+            return None;
+        }
         let redirect = match decision.rule {
             Some((_, Verdict::Redirect(redirect))) => Some(redirect),
             _ => None,
