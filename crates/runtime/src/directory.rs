@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use config::directories::lock_file;
 use device::SocketFile;
-use rustix::fs::{Access, FileType, FlockOperation};
+use rustix::fs::{Access, FileType, FlockOperation, Stat};
 use rustix::net::SocketAddrUnix;
 use sys::links::{Entry, file_id};
 
@@ -247,6 +247,30 @@ impl RuntimeLock {
 /// [`RuntimeError::InUse`] when a process listens there, [`RuntimeError::NotASocket`] when it is something else;
 /// neither is touched.
 pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
+    let Some((entry, found)) = stale_socket(path)? else {
+        return Ok(false);
+    };
+    match entry.remove(file_id(&found)) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(RuntimeError::System {
+            what: "cannot remove the stale socket",
+            path: path.to_owned(),
+            error,
+        }),
+    }
+}
+
+/// Whether there is room for a socket: nothing is there, or a socket without a listener.
+///
+/// # Errors
+/// Those of [`remove_stale_socket`].
+pub fn check_socket(path: &Path) -> Result<(), RuntimeError> {
+    stale_socket(path).map(drop)
+}
+
+/// A socket without a listener, if there is one.
+fn stale_socket(path: &Path) -> Result<Option<(Entry, Stat)>, RuntimeError> {
     let system = |what, error| RuntimeError::System {
         what,
         path: path.to_owned(),
@@ -259,7 +283,7 @@ pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
     });
     let (entry, found, address) = match found {
         Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(system("cannot look at", error)),
     };
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
@@ -270,17 +294,12 @@ pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
     match dial_without_waiting(&address) {
         // A full backlog means that a process listens, however slowly; so does a socket of another type.
         Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => {
-            return Err(RuntimeError::InUse {
+            Err(RuntimeError::InUse {
                 path: path.to_owned(),
-            });
+            })
         }
-        Err(rustix::io::Errno::CONNREFUSED) => {}
-        Err(error) => return Err(system("cannot tell who listens on", error.into())),
-    }
-    match entry.remove(file_id(&found)) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(system("cannot remove the stale socket", error)),
+        Err(rustix::io::Errno::CONNREFUSED) => Ok(Some((entry, found))),
+        Err(error) => Err(system("cannot tell who listens on", error.into())),
     }
 }
 

@@ -197,6 +197,25 @@ fn a_socket_without_a_listener_is_found() {
     assert!(found[0].1.contains("nothing answers for the service \"s\""));
 }
 
+#[test]
+fn a_published_socket_that_another_program_has_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let text = format!(
+        "[[vm]]\nname = \"web\"\n[[publish]]\nlisten = \"unix:{}\"\nto = \"web:tcp:80\"\n",
+        socket.display()
+    );
+    assert_eq!(found_in(directory.path(), &text), []);
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let found = found_in(directory.path(), &text);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].1.contains("another program listens on"));
+    // One without a listener is taken over.
+    drop(listener);
+    assert_eq!(found_in(directory.path(), &text), []);
+    assert!(socket.exists());
+}
+
 fn vm(kind: &str, state: &str) -> VmStatus {
     let vm = serde_json::json!({
         "name": "box", "cid": 3, "kind": kind, "state": state, "host": "/r/box.sock", "circuits": 0,

@@ -111,6 +111,7 @@ impl Control {
                 _ => absence(vm),
             }
         }));
+        hindrances.dedup();
         let is_listener = dialled == "host" && policy.redirect.is_none();
         if let (Some(caller), true) = (caller, is_listener) {
             let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);

@@ -9,7 +9,7 @@ use device::{SocketFile, listen_without_descriptors};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 
 use super::{Bound, Listener};
-use runtime::directory::{RuntimeError, remove_stale_socket};
+use runtime::directory::{RuntimeError, check_socket, remove_stale_socket};
 
 /// Why a port cannot be published.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,10 @@ pub enum PublishError {
 impl PublishError {
     /// Whether another program, or the daemon itself, has the address.
     pub fn is_in_use(&self) -> bool {
-        matches!(self, PublishError::Listen { error, .. } if error.kind() == io::ErrorKind::AddrInUse)
+        match self {
+            PublishError::Listen { error, .. } => error.kind() == io::ErrorKind::AddrInUse,
+            PublishError::Socket { error, .. } => matches!(error, RuntimeError::InUse { .. }),
+        }
     }
 
     /// What fails.
@@ -52,10 +55,10 @@ impl PublishError {
         }
     }
 
-    /// What to do about it. What stands in the way of a socket says so itself.
+    /// What to do about it. What stands in the way of a socket says most of it itself.
     pub fn remedy(&self) -> &'static str {
         let PublishError::Listen { error, .. } = self else {
-            return "";
+            return "`ss -lxp` shows the program that listens";
         };
         match error.kind() {
             io::ErrorKind::AddrNotAvailable => {
@@ -72,15 +75,24 @@ impl PublishError {
     }
 }
 
-/// Whether the TCP or UDP address of a published port can be had now. It is not listened on. UNIX sockets are not looked at.
+/// Whether the address of a published port can be had now. It is not listened on. Of a UNIX socket it is only seen whether a program listens there,
+/// which is called and hung up on for that.
 ///
 /// # Errors
-/// [`PublishError::Listen`], as the daemon would say.
+/// As the daemon would say.
 pub fn check_address(publish: &Publish) -> Result<(), PublishError> {
     let (address, kind) = match &publish.listen {
         PublishListen::Tcp(address) => (address, SocketType::STREAM),
         PublishListen::Udp(address) => (address, SocketType::DGRAM),
-        PublishListen::Unix { .. } => return Ok(()),
+        PublishListen::Unix { path, .. } => {
+            // Who asks may have less rights than the daemon.
+            let used = check_socket(path).err();
+            let used = used.filter(|error| matches!(error, RuntimeError::InUse { .. }));
+            return used.map_or(Ok(()), |error| {
+                let name = publish.name.clone();
+                Err(PublishError::Socket { name, error })
+            });
+        }
     };
     let try_it = || {
         let at = parse(address)?;
