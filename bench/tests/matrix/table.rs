@@ -210,7 +210,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "docs/policy.md",
-        "Two kinds of callers may call them. One is a program of the host that calls that VM and port directly, if the rules about programs allow it. The other is the daemon itself, for a published port such as `web:tcp:80`. No rule allows guests to call them, no redirection to them works, and they cannot be published.",
+        "Two kinds of callers may call them. One is a program of the host that calls that VM and port directly, if the rules about programs allow it. The other is the daemon itself, for a published port such as `web:tcp:80`. Guests cannot call these ports, whatever the rules say. A redirection to them is refused, and `[[publish]]` cannot name them.",
         |cell| {
             is_reserved(cell) && (is_guest(cell) || is_published(cell) || cell.way == Way::Redirect)
         },
@@ -263,7 +263,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "docs/services.md",
-        "A rule about addresses (`to = \"address:…\"`) that would match without the name must *also* allow them. It makes no difference whether the guest asks by name or by number.",
+        "even where a rule about the name allows the name; whether the guest asks by name or by number makes no difference.",
         |cell| cell.callee == Callee::Egress(Place::Name),
     ),
     // Rules about the pair.
