@@ -284,7 +284,7 @@ impl Receiver<'_> {
             )));
         }
         self.arrived.zeros = zeros;
-        write_zeros(stream.as_fd(), hole)?;
+        write_zeros(stream.as_fd(), hole, || self.channel.stay_alive())?;
         Ok(stream.as_fd())
     }
 
@@ -453,7 +453,12 @@ fn too_long(why: &str) -> Stop {
     Stop::failed(ErrorKind::Unavailable, why)
 }
 
-fn write_zeros(stream: BorrowedFd<'_>, mut count: u64) -> Result<(), Stop> {
+/// Between the pieces it is checked whether the transfer goes on.
+fn write_zeros(
+    stream: BorrowedFd<'_>,
+    mut count: u64,
+    mut between: impl FnMut() -> Result<(), Stop>,
+) -> Result<(), Stop> {
     let zeros = [0; 64 * 1024];
     while count > 0 {
         let len = zeros
@@ -461,6 +466,7 @@ fn write_zeros(stream: BorrowedFd<'_>, mut count: u64) -> Result<(), Stop> {
             .min(usize::try_from(count).unwrap_or(usize::MAX));
         write_all(stream, &zeros[..len])?;
         count -= len as u64;
+        between()?;
     }
     Ok(())
 }

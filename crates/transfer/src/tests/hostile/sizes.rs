@@ -62,6 +62,42 @@ fn a_stream_gets_no_more_zeros_than_bytes_that_came() {
 }
 
 #[test]
+fn a_hole_written_to_a_stream_does_not_keep_this_side_from_being_cancelled() {
+    const HOLE: u64 = 256 << 20;
+    let (one, mut other) = UnixStream::pair().unwrap();
+    let words = [announce(), file_of("huge", Some(HOLE)), end_of(HOLE)].concat();
+    other.write_all(&words).unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let interrupt = Arc::clone(&cancelled);
+    let reading = thread::spawn(move || {
+        let mut reader = std::fs::File::from(reader);
+        reader.read_exact(&mut [0; 4096]).unwrap();
+        // The hole is being written.
+        interrupt.store(true, Ordering::Relaxed);
+        std::io::copy(&mut reader, &mut std::io::sink()).unwrap()
+    });
+    let target = Target::Stream(writer);
+    let request = Receive {
+        target: &target,
+        id: ID,
+        options: Options {
+            max_size: Some(HOLE),
+            ..options()
+        },
+        expected: Some(vec![b"huge".to_vec()]),
+        resumed: false,
+    };
+    let mut channel = Channel::new(one.into(), Decoder::new(), cancelled).unwrap();
+    let mut arrived = Arrived::default();
+    let (result, _) = receive(&mut channel, &request, &mut arrived, &mut Notes::default());
+    drop(target);
+    assert!(matches!(result, Err(Stop::Cancelled)), "{result:?}");
+    let written = reading.join().unwrap();
+    assert!(written < HOLE / 2, "{written} bytes after it was cancelled");
+}
+
+#[test]
 fn a_size_that_is_only_said_takes_no_room() {
     let (_root, jail, _) = place();
     let dense = raw(&Message::File(File {
