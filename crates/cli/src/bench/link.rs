@@ -13,6 +13,9 @@ use crate::guest::{Connection, Deadline, GuestError, printable};
 /// How long one call of the system may wait before the stream looks whether it is enough.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// How long the agent's reason is looked for after sending failed.
+const LAST_WORDS_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The connection, and what it brought.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -124,10 +127,12 @@ impl Link {
         self.send(&bytes)
     }
 
-    /// If sending fails, the agent may have said why before it closed.
+    /// If sending fails, the agent may have said why before it closed. An agent that says something else without end does
+    /// not hold up the failure.
     fn why_broken(&mut self, error: &io::Error) -> BenchError {
+        let until = Instant::now() + LAST_WORDS_TIMEOUT;
         let mut nothing = Received::new(None);
-        while matches!(self.receive(), Ok(true)) {
+        while Instant::now() < until && matches!(self.receive(), Ok(true)) {
             loop {
                 match self.next(&mut nothing) {
                     Ok(None) => break,

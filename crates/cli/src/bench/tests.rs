@@ -238,6 +238,21 @@ fn an_end_without_a_word_is_no_result() {
 }
 
 #[test]
+fn an_agent_that_takes_nothing_and_never_stops_sending_is_left() {
+    let socket = HostSocket::with_fake(|mut fake| {
+        let segment = Frame::Bench(Message::Segment { len: 1 });
+        let mut bytes = segment.to_bytes(OPERATION_CHANNEL).unwrap();
+        bytes.push(7);
+        let _ = fake.stream.write_all(&bytes);
+        fake.stream.shutdown(std::net::Shutdown::Read).unwrap();
+        // Until the client has left.
+        while fake.stream.write_all(&bytes.repeat(1000)).is_ok() {}
+    });
+    let error = socket.measure(&plan(Kind::There)).unwrap_err();
+    assert!(matches!(reason(&error), GuestError::Broken(_)), "{error}");
+}
+
+#[test]
 fn wrong_bytes_are_counted_and_shown() {
     let socket = HostSocket::with_fake(|mut fake| {
         fake.say(Message::Segment { len: 1000 });
