@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::Finding;
 
-/// Descriptors for a handful of VMs with a few hundred circuits each.
+/// Descriptors for a handful of VMs with a few hundred circuits each. A socket that listens takes two: its own and its directory's.
 const ENOUGH_DESCRIPTORS: u64 = 16 * 1024;
 
 /// Programs that are VMMs.
@@ -113,7 +113,7 @@ pub(super) fn descriptors(maximum: Option<u64>) -> Finding {
         Some(maximum) if maximum < ENOUGH_DESCRIPTORS => Finding::warning(
             about,
             format!(
-                "a process may open {maximum} files; each circuit to a program of the host needs one"
+                "a process may open {maximum} files; each circuit to a program of the host needs one, each socket that listens two"
             ),
             format!(
                 "LimitNOFILE={ENOUGH_DESCRIPTORS} or more in ringdown.service, or `ulimit -Hn {ENOUGH_DESCRIPTORS}` as root"
