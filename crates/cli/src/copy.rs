@@ -17,7 +17,7 @@ use transfer::{
 use wire::agent::transfer::{Message, Options, Part, Start};
 use wire::agent::{CAPABILITY_TRANSFER, ErrorKind, Frame, OPERATION_CHANNEL};
 
-use crate::guest::{Connection, GuestError, printable};
+use crate::guest::{ANSWER_TIMEOUT, Connection, Deadline, GuestError, printable};
 pub use place::Place;
 pub use report::Report;
 
@@ -80,11 +80,34 @@ pub enum CopyError {
     Interrupted,
 }
 
+/// How long a transfer may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// How long it is tried to go on after a connection broke.
+    pub retry: Duration,
+    /// When it is given up, whatever has come by then.
+    pub until: Option<Instant>,
+}
+
+impl Limits {
+    fn left(&self) -> Duration {
+        self.until.map_or(Duration::MAX, |until| {
+            until.saturating_duration_since(Instant::now())
+        })
+    }
+
+    /// Whether no time is left.
+    pub fn is_over(&self) -> bool {
+        self.left().is_zero()
+    }
+}
+
 /// One transfer, over as many connections as it takes.
 struct Copy<'a> {
     reach: &'a Reach<'a>,
     direction: &'a Direction,
     options: Options,
+    limits: Limits,
     id: [u8; 16],
     cancelled: &'a Arc<AtomicBool>,
     report: &'a mut Report,
@@ -104,7 +127,7 @@ enum Ended {
     Final(CopyError),
 }
 
-/// Copies, and goes on after broken connections as long as the next comes within `retry`.
+/// Copies, and goes on after broken connections, within the limits.
 ///
 /// # Errors
 /// [`CopyError`]; what the report says is in place nevertheless.
@@ -112,7 +135,7 @@ pub fn run(
     reach: &Reach<'_>,
     direction: &Direction,
     options: Options,
-    retry: Duration,
+    limits: Limits,
     cancelled: &Arc<AtomicBool>,
     report: &mut Report,
 ) -> Result<(), CopyError> {
@@ -120,16 +143,17 @@ pub fn run(
         reach,
         direction,
         options,
+        limits,
         id: new_id()?,
         cancelled,
         report,
-        begins_by: Instant::now() + BEGIN_PATIENCE.min(retry),
+        begins_by: Instant::now() + BEGIN_PATIENCE.min(limits.retry),
         has_begun: false,
         arrived: Arrived::default(),
         left: None,
         boot_id: String::new(),
     };
-    let result = copy.run(retry);
+    let result = copy.run();
     if let Some(left) = copy.left.take() {
         left.remove();
     }
@@ -137,7 +161,8 @@ pub fn run(
 }
 
 impl Copy<'_> {
-    fn run(&mut self, retry: Duration) -> Result<(), CopyError> {
+    fn run(&mut self) -> Result<(), CopyError> {
+        let retry = self.limits.retry;
         let mut deadline = Instant::now() + retry;
         loop {
             let steps = self.report.steps;
@@ -165,12 +190,13 @@ impl Copy<'_> {
 
     /// One connection, from the hello to its end.
     fn attempt(&mut self) -> Result<(), Ended> {
-        if self.cancelled.load(Ordering::Relaxed) {
+        if self.cancelled.load(Ordering::Relaxed) || self.limits.is_over() {
             return Err(Ended::Final(CopyError::Interrupted));
         }
         let resumed = self.has_begun;
-        let socket = (self.reach)(REACH_TIMEOUT).map_err(Ended::Broken)?;
-        let mut connection = Connection::open(&socket, CAPABILITY_TRANSFER)
+        let socket = (self.reach)(REACH_TIMEOUT.min(self.limits.left())).map_err(Ended::Broken)?;
+        let deadline = Deadline::after(ANSWER_TIMEOUT.min(self.limits.left()));
+        let mut connection = Connection::open_by(&socket, CAPABILITY_TRANSFER, deadline)
             .map_err(|error| self.not_reached(error))?;
         self.look_at_boot(&connection.hello.boot_id);
         let start = Frame::Transfer(Message::Start(Box::new(self.start(resumed))));

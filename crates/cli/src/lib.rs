@@ -23,6 +23,7 @@ mod install_log;
 mod jobs;
 mod json;
 mod libvirt;
+mod lines;
 mod mistake;
 mod qemu;
 mod quote;

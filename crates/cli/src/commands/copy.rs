@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use transfer::{Destination, Source, Target};
@@ -12,7 +12,7 @@ use wire::agent::transfer::{MAX_KEEP_S, MAX_SOURCES, Options, Sync};
 use super::print_named;
 use crate::arguments::{CopyArguments, CopyCommon, SyncArguments};
 use crate::client::Client;
-use crate::copy::{self, CopyError, Direction, Place, Report};
+use crate::copy::{self, CopyError, Direction, Limits, Place, Report};
 use crate::failure::{FAILURE, Failure};
 
 /// The exit code at an interrupt: what a shell says of SIGINT.
@@ -200,10 +200,14 @@ fn run(
     }
     client.wait_ready(name, Duration::from_secs(common.wait))?;
     let cancelled = interruption()?;
-    let is_over = match common.timeout {
-        Some(seconds) => cancel_after(Duration::from_secs(seconds), &cancelled)?,
-        None => Arc::default(),
+    let timeout = common.timeout.map(Duration::from_secs);
+    let limits = Limits {
+        retry: Duration::from_secs(common.retry),
+        until: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
     };
+    if let Some(timeout) = timeout {
+        cancel_after(timeout, &cancelled)?;
+    }
     let reach = |timeout: Duration| {
         let ready = client.await_ready(name, timeout);
         ready
@@ -215,8 +219,8 @@ fn run(
         Direction::FromGuest { .. } => format!("copying from {name}"),
     };
     let mut report = Report::new(common.quiet, (!common.json).then_some(what));
-    let retry = Duration::from_secs(common.retry);
-    let result = copy::run(&reach, &direction, how, retry, &cancelled, &mut report);
+    let result = copy::run(&reach, &direction, how, limits, &cancelled, &mut report);
+    let is_over = limits.is_over();
     report.end(result.is_ok());
     if common.json {
         print_named("summary", report.json())?;
@@ -227,32 +231,26 @@ fn run(
     match result {
         Ok(()) if report.failed_count() > 0 => Ok(FAILURE),
         Ok(()) => Ok(0),
-        Err(CopyError::Interrupted) if is_over.load(Ordering::Acquire) => {
-            Err(Failure::failed(format!(
-                "it was not done within {} s, so it was given up",
-                common.timeout.unwrap_or_default()
-            )))
-        }
+        // Whatever the last call failed with.
+        Err(_) if is_over => Err(Failure::failed(format!(
+            "it was not done within {} s, so it was given up",
+            common.timeout.unwrap_or_default()
+        ))),
         Err(CopyError::Interrupted) => Ok(INTERRUPTED),
         Err(error) => Err(Failure::failed(error)),
     }
 }
 
-/// Cancels after so long, and returns what becomes true then.
-fn cancel_after(
-    timeout: Duration,
-    cancelled: &Arc<AtomicBool>,
-) -> Result<Arc<AtomicBool>, Failure> {
-    let (is_over, cancelled) = (Arc::new(AtomicBool::new(false)), Arc::clone(cancelled));
-    let over = Arc::clone(&is_over);
+/// Cancels after so long.
+fn cancel_after(timeout: Duration, cancelled: &Arc<AtomicBool>) -> Result<(), Failure> {
+    let cancelled = Arc::clone(cancelled);
     let wait = move || {
         std::thread::sleep(timeout);
-        over.store(true, Ordering::Release);
         cancelled.store(true, Ordering::Release);
     };
     let thread = std::thread::Builder::new().name("timeout".into());
     thread.spawn(wait).map_err(Failure::failed)?;
-    Ok(is_over)
+    Ok(())
 }
 
 /// What an interrupt makes true. The second time ends the process at once.

@@ -1,6 +1,6 @@
 //! What is printed about a transfer, for a person or a script.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Stderr};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -9,6 +9,7 @@ use transfer::{Arrival, Observer};
 use wire::agent::transfer::{Position, Totals};
 
 use crate::guest::printable;
+use crate::lines::Budgeted;
 
 /// The most entries that could not be copied that the JSON lists; of the others it has the number.
 const MAX_LISTED: usize = 10_000;
@@ -18,8 +19,9 @@ const MAX_LISTED: usize = 10_000;
 pub struct Report {
     summary: Summary,
     bar: ProgressBar,
-    /// Each entry that fails is reported at once, on standard error, behind these words.
+    /// Each entry that fails is reported at once, on standard error, behind these words, as far as the budget goes.
     prefix: Option<String>,
+    lines: Budgeted<Stderr>,
     started: Instant,
     /// The last entry in place.
     pub(super) position: Option<Position>,
@@ -70,6 +72,7 @@ impl Report {
             summary: Summary::default(),
             bar,
             prefix,
+            lines: Budgeted::new(io::stderr()),
             started: Instant::now(),
             position: None,
             into_directory: None,
@@ -114,6 +117,7 @@ impl Report {
             .unwrap_or(u64::MAX);
         self.summary.complete = complete && self.summary.failed_count == 0;
         self.bar.finish_and_clear();
+        self.lines.count();
     }
 
     /// All of it, as JSON.
@@ -202,8 +206,11 @@ impl Observer for Report {
         let reason = printable(reason);
         self.summary.failed_count += 1;
         if let Some(what) = &self.prefix {
-            self.bar
-                .suspend(|| eprintln!("error: {what}: {path}: {reason}"));
+            let lines = &mut self.lines;
+            if lines.admits(self.started.elapsed()) {
+                self.bar
+                    .suspend(|| lines.write(&format!("error: {what}: {path}: {reason}")));
+            }
         }
         if self.summary.failed.len() < MAX_LISTED {
             self.summary.failed.push(Failed { path, reason });

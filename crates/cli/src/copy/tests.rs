@@ -75,12 +75,16 @@ impl Guest {
         let mut report = Report::new(true, None);
         let socket = self.directory.path().join("web.sock");
         let reach = move |_| Ok(socket.clone());
-        let retry = Duration::from_secs(60);
-        let result = super::run(&reach, direction, options, retry, cancelled, &mut report);
+        let result = super::run(&reach, direction, options, LIMITS, cancelled, &mut report);
         report.end(result.is_ok());
         (result, report)
     }
 }
+
+const LIMITS: Limits = Limits {
+    retry: Duration::from_secs(60),
+    until: None,
+};
 
 /// Passes bytes both ways until so many have passed, then both ends are closed at once.
 fn pass(client: UnixStream, agent: UnixStream, cut: usize) {
@@ -465,6 +469,43 @@ fn hostile(directory: &Path, words: Vec<u8>) -> PathBuf {
     socket
 }
 
+#[test]
+fn an_agent_that_sends_its_hello_in_pieces_gets_no_more_than_the_time_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("slow.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let agent = thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        // The beginning of a frame, and no more until the client leaves.
+        let _ = connection.write_all(b"OK 1\n\x01");
+        let _ = connection.read_to_end(&mut Vec::new());
+    });
+    let limits = Limits {
+        until: Some(Instant::now() + Duration::from_secs(2)),
+        ..LIMITS
+    };
+    let direction = to_guest(&[Path::new("/etc/hostname")], Path::new("/tmp/never"));
+    let (reach, cancelled) = (move |_| Ok(socket.clone()), Arc::default());
+    let mut report = Report::new(true, None);
+    let result = super::run(
+        &reach,
+        &direction,
+        options(),
+        limits,
+        &cancelled,
+        &mut report,
+    );
+    let error = result.unwrap_err();
+    // The patience of the one call is what was left, and not that of a call without a limit.
+    let is_limited = match &error {
+        CopyError::Guest(GuestError::NoAnswer { seconds }) => *seconds < 3,
+        CopyError::Interrupted => true,
+        _ => false,
+    };
+    assert!(is_limited && limits.is_over(), "{error}");
+    agent.join().unwrap();
+}
+
 /// The four archives of old, from a guest to the host: each is refused, in words, and nothing is written outside.
 #[test]
 fn a_hostile_guest_writes_nowhere_else() {
@@ -539,11 +580,15 @@ fn a_hostile_guest_writes_nowhere_else() {
         let mut report = Report::new(true, None);
         let reach = move |_| Ok(socket.clone());
         let cancelled = Arc::new(AtomicBool::new(false));
+        let limits = Limits {
+            retry: Duration::ZERO,
+            ..LIMITS
+        };
         let result = super::run(
             &reach,
             &direction,
             options(),
-            Duration::ZERO,
+            limits,
             &cancelled,
             &mut report,
         );
