@@ -10,7 +10,8 @@ use std::future::Future;
 use std::io::{self, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use api::Finding;
 use config::directories::{circuit_socket, control_socket};
@@ -45,6 +46,9 @@ use windows::switchboard::Circuits;
 
 /// The most findings about a configuration that the log is told of.
 const MAX_TOLD_FINDINGS: usize = 20;
+
+/// How long the ready line is waited for.
+const READY_WAIT: Duration = Duration::from_secs(1);
 
 /// Why the daemon did not start, or ended otherwise than it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -368,13 +372,19 @@ pub fn serve(
 
 /// Writes the ready line from a thread of its own: its reader may have stopped, and the daemon has its job to do all the same.
 fn say_ready(mut out: impl Write + Send + 'static) -> io::Result<()> {
+    let (written, is_written) = mpsc::channel();
     let say = move || {
         if let Err(error) = out.write_all(b"ready\n").and_then(|()| out.flush()) {
             tracing::warn!(%error, "cannot write the ready line");
         }
+        // The daemon may have gone on without it.
+        let _ = written.send(());
     };
     let thread = std::thread::Builder::new().name("ready".to_owned());
-    thread.spawn(say).map(drop)
+    thread.spawn(say)?;
+    // What follows is not seen before the line, unless its reader has stopped.
+    let _ = is_written.recv_timeout(READY_WAIT);
+    Ok(())
 }
 
 /// A configuration that holds together, and directories for it.
