@@ -204,6 +204,23 @@ impl Daemon {
         String::from_utf8_lossy(&fs::read(self.log_path()).unwrap_or_default()).into_owned()
     }
 
+    /// Waits until its log has this text at least so many times: a thread of its own writes it.
+    ///
+    /// # Panics
+    /// When the log does not have it within a minute.
+    pub fn wait_for_log(&self, text: &str, times: usize) {
+        let until = Instant::now() + Duration::from_secs(60);
+        while self.log().matches(text).count() < times {
+            let tail = || self.log_tail();
+            assert!(
+                Instant::now() < until,
+                "no {text:?} in the log:\n{}",
+                tail()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// The last lines of its log.
     pub fn log_tail(&self) -> String {
         let log = self.log();

@@ -2,7 +2,6 @@
 //! the end of the second.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use bench::daemon::Daemon;
 use bench::frontend::{RX, TX};
@@ -11,19 +10,8 @@ use bench::host;
 use rustix::event::{EventfdFlags, eventfd};
 use wire::vsock::Operation;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 const RUNNING: &str = "the guest's driver is running";
 const LET_GO: &str = "the guest has let go";
-
-/// Waits until the log has this text so many times.
-fn wait_for_log(daemon: &Daemon, text: &str, times: usize) {
-    let until = Instant::now() + PATIENCE;
-    while daemon.log().matches(text).count() < times {
-        assert!(Instant::now() < until, "no {text:?} in\n{}", daemon.log());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
 
 #[test]
 fn a_ring_of_the_next_driver_survives_the_end_of_the_last() {
@@ -33,7 +21,7 @@ fn a_ring_of_the_next_driver_survives_the_end_of_the_last() {
     let mut guest = VirtualGuest::attach(&daemon.vhost_socket("web")).expect("it attaches");
     guest.connect(2, 80).expect("there is a listener");
     let _program = host::accept(&listener).expect("a call came");
-    wait_for_log(&daemon, RUNNING, 1);
+    daemon.wait_for_log(RUNNING, 1);
 
     let bases = guest.stop_rings().expect("they stop");
     let start = |guest: &mut VirtualGuest, ring: usize| {
@@ -48,7 +36,7 @@ fn a_ring_of_the_next_driver_survives_the_end_of_the_last() {
     start(&mut guest, RX);
     let header = guest.header(Operation::CreditUpdate, 2, 1, 1);
     guest.inject(header, b"");
-    wait_for_log(&daemon, LET_GO, 1);
+    daemon.wait_for_log(LET_GO, 1);
     start(&mut guest, TX);
-    wait_for_log(&daemon, RUNNING, 2);
+    daemon.wait_for_log(RUNNING, 2);
 }

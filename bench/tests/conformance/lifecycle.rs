@@ -64,7 +64,7 @@ fn a_guest_whose_memory_is_not_shared_is_told_of_until_one_is_seen() {
     );
     assert_eq!(status("state"), "attached");
     assert!(daemon.vm_status("db").unwrap()["last_fault"].is_null());
-    assert!(daemon.log().contains(fault), "{}", daemon.log_tail());
+    daemon.wait_for_log(fault, 1);
     // Programs get the refusal at once.
     let (_, answer) = host::call(&daemon.host_socket("web"), 80).unwrap();
     assert!(!answer.starts_with("OK"), "{answer}");
@@ -88,6 +88,9 @@ fn a_kick_of_an_empty_ring_is_no_fault_of_a_guest_that_is_seen() {
     web.send(circuit, b"seen").unwrap();
     assert_eq!(web.receive(circuit, 4).unwrap(), b"seen");
     assert!(daemon.vm_status("web").unwrap()["last_fault"].is_null());
+    web.disconnect();
+    // What was logged before is there by then.
+    daemon.wait_for_log("VMM disconnected vm=\"web\"", 1);
     assert!(!daemon.log().contains("not shared"), "{}", daemon.log());
 }
 

@@ -99,9 +99,10 @@ fn too_many_control_messages_wait_and_nobody_else_does() {
     assert!(rests > 0);
     // If the other guest had to wait as well, it would be served as often as this one.
     assert!(meanwhile > rests + 1, "{meanwhile} in {rests} pauses");
-    let log = daemon.log();
-    let reports = log.matches("more packets without payload than its limit");
-    assert_eq!(reports.count(), 1, "it is said once");
+    let report = "more packets without payload than its limit";
+    daemon.wait_for_log(report, 1);
+    let reports = daemon.log().matches(report).count();
+    assert_eq!(reports, 1, "it is said once");
     assert_no_violations(&[&small, &web]);
 }
 
@@ -121,11 +122,7 @@ fn a_caller_leaves_the_host_and_the_guest_their_unanswered_dials() {
     wait_for("the host's call", &mut [&mut small], |guests| {
         guests[0].take_strays().iter().any(|call| call.src_cid == 2)
     });
-    assert!(
-        daemon
-            .log()
-            .contains("this caller, or all other VMs together")
-    );
+    daemon.wait_for_log("this caller, or all other VMs together", 1);
     let _open = small.connect(2, 80).unwrap();
 }
 
@@ -225,7 +222,7 @@ fn more_stored_messages_than_allowed_end_the_circuit() {
     assert!((1..=10).contains(&most), "{most} were stored");
     assert_eq!(counter(&daemon, "ended_too_many_messages"), 1);
     assert_eq!(in_use(&daemon, "buffered_messages"), 0);
-    assert!(daemon.log().contains("too many small messages wait"));
+    daemon.wait_for_log("too many small messages wait", 1);
     drop(program);
 }
 
