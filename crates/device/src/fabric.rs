@@ -9,6 +9,7 @@ mod control;
 mod decide;
 mod dial;
 mod host;
+mod host_data;
 mod hybrid;
 mod message;
 mod park;
@@ -19,6 +20,7 @@ mod rx;
 mod serial;
 mod slow;
 mod tx;
+mod views;
 mod wait;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -33,7 +35,7 @@ use policy::{Address, LineId, Policy, ServiceEntry, Time};
 use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
 use thiserror::Error;
-use vsock::{Action, AddLineError, CircuitId, Event, Limits, LineReport, RuleReport, Side, Switch};
+use vsock::{Action, AddLineError, CircuitId, Event, Limits, LineReport, Side, Switch};
 use wire::connect::seqpacket_path;
 
 use crate::Waker;
@@ -445,58 +447,6 @@ impl Fabric {
     pub fn set_observer(&mut self, observer: Observer) {
         self.switch.keep_ended();
         self.observer = Some(observer);
-    }
-
-    /// The identifier by which a guest can call the VM of this name; see [`Switch::resolve`].
-    pub fn resolve(&mut self, vm: &str, name: &str) -> Option<u32> {
-        let line = self.line_named(vm)?;
-        self.switch.resolve(line, name)
-    }
-
-    /// The port of a service that a guest can call; see [`Switch::resolve_service`].
-    pub fn resolve_service(&self, vm: &str, name: &str) -> Option<u32> {
-        self.switch.resolve_service(self.line_named(vm)?, name)
-    }
-
-    /// The full name of the VM that a word on the host means: by its name, which may begin with a domain, by an alias, or by its CID in the default
-    /// domain.
-    pub fn vm_named(&self, name: &str) -> Option<String> {
-        let by_cid = || self.switch.line_by_cid(name.parse().ok()?);
-        let line = self.switch.line_by_name(name).or_else(by_cid)?;
-        Some(self.switch.address(line)?.full_name())
-    }
-
-    /// The line of a VM, by its full name.
-    fn line_named(&self, name: &str) -> Option<LineId> {
-        self.lines.iter().find_map(|(index, line)| {
-            let line = line.as_ref()?;
-            (line.name == name).then_some(LineId(index as u32))
-        })
-    }
-
-    /// Every line, as it stands. What circuits keep, [`survey_circuits`](Self::survey_circuits) counts.
-    pub fn lines(&self) -> Vec<LineSnapshot> {
-        let line_of = |id: LineId| self.lines.get(id.0 as usize).and_then(Option::as_ref);
-        self.switch
-            .lines()
-            .map(|report| LineSnapshot {
-                attached: line_of(report.id).is_some_and(|line| line.attached),
-                last_fault: line_of(report.id).and_then(|line| line.last_fault.text()),
-                another_waits: line_of(report.id)
-                    .and_then(|line| line.frontend.as_ref())
-                    .is_some_and(Frontend::another_waits),
-                kept_messages: line_of(report.id).map_or(0, |line| line.messages.total()),
-                parked_descriptors: line_of(report.id).map_or(0, |line| line.parked),
-                notified: line_of(report.id).map_or(RingCounts::default(), |line| line.notified()),
-                report,
-            })
-            .collect()
-    }
-
-    /// The figures of every rule in force, before them those of what holds without one. What circuits have carried is in them as of the
-    /// last [`survey_circuits`](Self::survey_circuits).
-    pub fn rule_reports(&self) -> Vec<RuleReport> {
-        self.switch.rule_reports()
     }
 
     /// One turn: waits until something happens, but not beyond `limit`, and does what follows from it.

@@ -1,26 +1,22 @@
 //! Programs on the host: those that call, and the sockets of circuits.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use guestmem::io::Gather;
 use policy::LineId;
-use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SocketFlags, accept_with};
 use sys::peer::Peer;
-use vsock::{CircuitId, Event, HostCaller, Reason, Side};
+use vsock::{CircuitId, Event, HostCaller, Reason};
 use wire::connect;
-use wire::vsock::{SEQPACKET_END_OF_MESSAGE, SocketType};
+use wire::vsock::SocketType;
 
+use super::Fabric;
 use super::slow::party_of_published;
-use super::{Fabric, find_circuit};
 use crate::caller::{CallAnswer, Caller, Progress, Represented, Who, reset_on_close};
 use crate::dialer::{Cut, Hold, mark};
-use crate::host_socket::{BehindRequest, HostSocket};
-use crate::kept::Parcel;
+use crate::host_socket::HostSocket;
 use crate::reactor::{EventFlags, Token};
 use crate::slow::Party;
 use crate::snapshot::Credentials;
@@ -94,12 +90,6 @@ pub struct ProgramCall {
 pub(super) const SOCKET_EVENTS: EventFlags = EventFlags::IN
     .union(EventFlags::RDHUP)
     .union(EventFlags::ET);
-const FULL_SOCKET_EVENTS: EventFlags = SOCKET_EVENTS.union(EventFlags::OUT);
-
-/// What a host program's socket may hold, in bytes, once it has been found too small: the credit that a guest has, so that a
-/// stream whose reader keeps up never has to be stored. Linux doubles the number for its own bookkeeping, and limits it
-/// (`net.core.wmem_max`); with less, more is stored and nothing is lost.
-const SEND_BUFFER_BYTES: usize = 256 * 1024;
 
 impl Fabric {
     // ---- Programs that call ----
@@ -421,185 +411,6 @@ impl Fabric {
                 continue;
             }
             self.dismiss(slot, &connect::refused("no request within 10 seconds"));
-        }
-    }
-
-    // ---- Sockets of circuits ----
-
-    pub(super) fn host_ready(&mut self, id: CircuitId, flags: EventFlags) {
-        let Some(circuit) = self.circuit(id) else {
-            return;
-        };
-        let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
-        let Some(host) = circuit.host.as_mut() else {
-            return;
-        };
-        let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
-        host.ending |= hung_up || flags.contains(EventFlags::RDHUP);
-        if host.unanswered {
-            // Who does not wait for an answer may have sent all it had to say, and be content.
-            if hung_up && (speaks || host.behind_request() != BehindRequest::Data) {
-                self.tell(Event::HostGone { circuit: id });
-            }
-            return;
-        }
-        if hung_up {
-            // It receives nothing any more. What it sent before is still to be read.
-            host.writable = false;
-            self.discard_for_host(id);
-            self.tell(Event::HostRefused { circuit: id });
-        } else if flags.contains(EventFlags::OUT) && !host.writable {
-            host.writable = true;
-            self.watch_for_room(id, SOCKET_EVENTS);
-            self.schedule(id);
-        }
-        if flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
-        {
-            self.host_is_readable(id);
-        }
-    }
-
-    /// There may be something to read from a host program. Its request, as long as it is all there is, is nothing.
-    pub(super) fn host_is_readable(&mut self, id: CircuitId) {
-        let host = self.circuit(id).and_then(|circuit| circuit.host.as_ref());
-        let only_request = host.is_some_and(|host| {
-            host.request_len > 0 && host.behind_request() == BehindRequest::Nothing
-        });
-        if !only_request {
-            self.tell(Event::HostReadable { circuit: id });
-        }
-    }
-
-    fn discard_for_host(&mut self, id: CircuitId) {
-        if let Some(side) = self.guest_side(id) {
-            self.discard(id, side);
-        }
-    }
-
-    /// The side that sends to the host program: the one that it keeps something from.
-    fn guest_side(&mut self, id: CircuitId) -> Option<Side> {
-        self.switch.host_side(id).map(Side::other)
-    }
-
-    pub(super) fn host_is_ending(&mut self, id: CircuitId) -> bool {
-        self.circuit(id)
-            .and_then(|circuit| circuit.host.as_ref())
-            .is_some_and(|host| host.ending)
-    }
-
-    /// The socket took less than it was offered. Returns whether it has been given more room, so that it may take more.
-    pub(super) fn host_is_full(&mut self, id: CircuitId) -> bool {
-        let Some(host) = self.circuit(id).and_then(|circuit| circuit.host.as_mut()) else {
-            return false;
-        };
-        if !std::mem::replace(&mut host.enlarged, true) {
-            let enlarged = set_socket_send_buffer_size(&host.socket, SEND_BUFFER_BYTES);
-            return enlarged.is_ok();
-        }
-        host.writable = false;
-        self.watch_for_room(id, FULL_SOCKET_EVENTS);
-        false
-    }
-
-    fn watch_for_room(&mut self, id: CircuitId, events: EventFlags) {
-        let host = self
-            .peek_circuit(id)
-            .and_then(|circuit| circuit.host.as_ref());
-        // It fails only when the kernel has no memory, and then only for a descriptor that is not yet watched.
-        let _ = host.map(|host| self.reactor.retag(&host.socket, Token::Circuit(id), events));
-    }
-
-    /// Sends a host program what is kept for it, as far as its socket takes it. Returns how many bytes that were.
-    pub(super) fn send_kept(&mut self, id: CircuitId) -> usize {
-        let Some(from) = self.guest_side(id) else {
-            return 0;
-        };
-        let mut delivered = 0;
-        while let Some((offered, result)) = self.offer_kept(id, from) {
-            match result {
-                Ok(sent) => {
-                    delivered += sent;
-                    self.drop_sent(id, from, sent);
-                    if sent < offered && !self.host_is_full(id) {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    self.host_write_failed(id, &error);
-                    return delivered;
-                }
-            }
-        }
-        if delivered > 0 {
-            self.tell(Event::Delivered {
-                circuit: id,
-                len: delivered as u32,
-            });
-        }
-        self.act_on_overruns();
-        delivered
-    }
-
-    /// Offers what is kept to the host program's socket: for a stream as much as one call takes, else one message.
-    /// Returns how many bytes were offered and how many taken; nothing when there is nothing whole to offer.
-    fn offer_kept(&mut self, id: CircuitId, from: Side) -> Option<(usize, io::Result<usize>)> {
-        let circuit = find_circuit(&mut self.circuits, id)?;
-        let is_stream = circuit.is_stream();
-        if !circuit.keeps_something(from) || !circuit.host.as_ref()?.writable {
-            return None;
-        }
-        let party = circuit.host.as_ref()?.party;
-        let piece = self.slow.piece(party);
-        let kept = circuit.take_kept(from)?;
-        let mut gather = Gather::new();
-        let mut whole = is_stream;
-        for parcel in kept.iter() {
-            let Parcel::Stored {
-                bytes,
-                offset,
-                flags,
-                ..
-            } = parcel
-            else {
-                break;
-            };
-            let mut rest = &bytes[*offset..];
-            if is_stream {
-                rest = &rest[..rest.len().min(piece - gather.len())];
-            }
-            if gather.push_bytes(rest).is_err() || is_stream && gather.len() >= piece {
-                break;
-            }
-            if !is_stream && flags & SEQPACKET_END_OF_MESSAGE != 0 {
-                whole = true;
-                break;
-            }
-        }
-        let offered = gather.len();
-        let socket = circuit.host.as_ref()?.socket.as_fd();
-        let send = || gather.send(socket, !is_stream);
-        let result = (whole && offered > 0).then(|| self.slow.timed(party, Some(id), send));
-        drop(gather);
-        circuit.put_kept(from, kept);
-        match result? {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Some((offered, Ok(0))),
-            other => Some((offered, other)),
-        }
-    }
-
-    fn drop_sent(&mut self, id: CircuitId, from: Side, sent: usize) {
-        let Some(kept) = self.circuit(id).and_then(|circuit| circuit.kept(from)) else {
-            return;
-        };
-        let mut left = sent;
-        while let Some(parcel) = kept.front() {
-            let part = parcel.left().min(left);
-            parcel.advance(part);
-            left -= part;
-            if parcel.left() > 0 {
-                break;
-            }
-            kept.pop();
         }
     }
 }

@@ -1,0 +1,393 @@
+//! What a VMM has said so far, and the answers to its messages.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use guestmem::guest::{GuestMemory, RegionSpec};
+use guestmem::queue::QueueSetup;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    Error as ProtocolError, GpuBackend, Result as ProtocolResult, VhostUserBackendReqHandlerMut,
+};
+
+use super::event;
+use super::request::{Caller, Model, Request, RingStart};
+use crate::fault::NO_SHARED_MEMORY;
+
+/// Memory regions that a VMM may hand over: what Linux's vhost allows by default.
+const MAX_MEMORY_SLOTS: u64 = 509;
+
+/// Feature bits of every virtio device (virtio 1.2, section 6) and of vhost-user.
+const FEATURE_INDIRECT_DESC: u64 = 1 << 28;
+const FEATURE_EVENT_IDX: u64 = 1 << 29;
+pub(super) const FEATURE_PROTOCOL: u64 = 1 << 30;
+const FEATURE_VERSION_1: u64 = 1 << 32;
+/// Rings may be packed: for devices that offer it.
+pub(crate) const FEATURE_RING_PACKED: u64 = 1 << 34;
+const FEATURES: u64 =
+    FEATURE_INDIRECT_DESC | FEATURE_EVENT_IDX | FEATURE_PROTOCOL | FEATURE_VERSION_1;
+
+/// What the VMM has said about one ring.
+#[derive(Debug, Default)]
+struct RingWords {
+    size: u16,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+    base: u32,
+    call: Option<File>,
+    enabled: Option<bool>,
+}
+
+/// What the VMM has said so far.
+pub(super) struct Session {
+    caller: Caller,
+    model: Model,
+    pub(super) features: u64,
+    memory: GuestMemory,
+    rings: Vec<RingWords>,
+}
+
+impl Session {
+    pub(super) fn new(caller: Caller, model: Model) -> Session {
+        Session {
+            caller,
+            features: 0,
+            memory: GuestMemory::new(),
+            rings: silent(model.rings),
+            model,
+        }
+    }
+
+    fn ring(&mut self, index: u32) -> ProtocolResult<&mut RingWords> {
+        self.rings
+            .get_mut(index as usize)
+            .ok_or(ProtocolError::InvalidParam)
+    }
+
+    fn has_region(&self, region: &VhostUserSingleMemoryRegion) -> bool {
+        let (guest, size) = (region.guest_phys_addr, region.memory_size);
+        self.memory.has_region(guest, size, region.user_addr)
+    }
+
+    fn memory_changed(&mut self, memory: GuestMemory) -> ProtocolResult<()> {
+        self.memory = memory;
+        let memory = Arc::new(self.memory.clone());
+        self.caller.call(Request::ReplaceMemory { memory })?;
+        Ok(())
+    }
+}
+
+/// Rings that nothing has been said about.
+fn silent(rings: usize) -> Vec<RingWords> {
+    (0..rings).map(|_| RingWords::default()).collect()
+}
+
+fn region_spec(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
+    RegionSpec {
+        guest_address: region.guest_phys_addr,
+        size: region.memory_size,
+        frontend_address: region.user_addr,
+        file,
+        file_offset: region.mmap_offset,
+    }
+}
+
+fn memory_error(vm: &str) -> impl Fn(guestmem::guest::MemoryError) -> ProtocolError {
+    move |error| {
+        tracing::warn!(vm, %error, "refused a memory region");
+        ProtocolError::ReqHandlerError(io::Error::other(error))
+    }
+}
+
+const UNSUPPORTED: ProtocolError = ProtocolError::InvalidOperation("not supported by this device");
+
+impl VhostUserBackendReqHandlerMut for Session {
+    fn set_owner(&mut self) -> ProtocolResult<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> ProtocolResult<()> {
+        self.caller.call(Request::Reset)?;
+        self.features = 0;
+        self.rings = silent(self.model.rings);
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> ProtocolResult<()> {
+        self.caller.call(Request::Reset).map(|_| ())
+    }
+
+    fn get_features(&mut self) -> ProtocolResult<u64> {
+        Ok(FEATURES | self.model.features)
+    }
+
+    fn set_features(&mut self, features: u64) -> ProtocolResult<()> {
+        if features & !(FEATURES | self.model.features) != 0 {
+            return Err(ProtocolError::FeatureMismatch);
+        }
+        self.features = features;
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> ProtocolResult<Option<Vec<u64>>> {
+        let specs = regions
+            .iter()
+            .zip(files)
+            .map(|(region, file)| region_spec(region, file))
+            .collect();
+        let memory =
+            GuestMemory::with_regions(specs).map_err(memory_error(&self.caller.identity.vm))?;
+        self.memory_changed(memory)?;
+        Ok(None)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> ProtocolResult<Option<u64>> {
+        if self.has_region(region) && self.model.may_repeat_regions {
+            return Ok(None);
+        }
+        let mut memory = self.memory.clone();
+        memory
+            .add_region(region_spec(region, file))
+            .map_err(memory_error(&self.caller.identity.vm))?;
+        self.memory_changed(memory)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> ProtocolResult<()> {
+        if !self.has_region(region) && self.model.may_repeat_regions {
+            return Ok(());
+        }
+        let mut memory = self.memory.clone();
+        memory
+            .remove_region(region.guest_phys_addr, region.memory_size, region.user_addr)
+            .map_err(memory_error(&self.caller.identity.vm))?;
+        self.memory_changed(memory)
+    }
+
+    fn get_max_mem_slots(&mut self) -> ProtocolResult<u64> {
+        Ok(MAX_MEMORY_SLOTS)
+    }
+
+    fn set_vring_num(&mut self, index: u32, size: u32) -> ProtocolResult<()> {
+        self.ring(index)?.size = u16::try_from(size).map_err(|_| ProtocolError::InvalidParam)?;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> ProtocolResult<()> {
+        let ring = self.ring(index)?;
+        (ring.descriptors, ring.used, ring.available) = (descriptors, used, available);
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
+        // Only a packed ring has more than an index to go on from.
+        let is_packed = self.features & FEATURE_RING_PACKED != 0;
+        if !is_packed && base > u32::from(u16::MAX) {
+            return Err(ProtocolError::InvalidParam);
+        }
+        self.ring(index)?.base = base;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> ProtocolResult<VhostUserVringState> {
+        self.ring(index)?;
+        let base = self.caller.call(Request::Stop {
+            index: index as usize,
+        })?;
+        self.ring(index)?.base = base;
+        Ok(VhostUserVringState::new(index, base))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> ProtocolResult<()> {
+        let Some(kick) = kick else {
+            // A ring that must be polled would cost a processor; no VMM of today asks for it.
+            return Err(UNSUPPORTED);
+        };
+        event::check(&kick).map_err(ProtocolError::ReqHandlerError)?;
+        if self.features & FEATURE_VERSION_1 == 0 {
+            return Err(ProtocolError::FeatureMismatch);
+        }
+        if self.memory.region_count() == 0 {
+            return Err(ProtocolError::ReqHandlerError(io::Error::other(
+                NO_SHARED_MEMORY,
+            )));
+        }
+        let (features, memory) = (self.features, Arc::new(self.memory.clone()));
+        let ring = self.ring(u32::from(index))?;
+        let start = RingStart {
+            setup: QueueSetup {
+                size: ring.size,
+                descriptors: ring.descriptors,
+                available: ring.available,
+                used: ring.used,
+                ring_base: ring.base,
+                event_index: features & FEATURE_EVENT_IDX != 0,
+                indirect: features & FEATURE_INDIRECT_DESC != 0,
+                packed: features & FEATURE_RING_PACKED != 0,
+            },
+            memory,
+            kick,
+            call: ring
+                .call
+                .as_ref()
+                .map(File::try_clone)
+                .transpose()
+                .map_err(ProtocolError::ReqHandlerError)?,
+            // Without the protocol's features a ring is enabled from the start (vhost-user, "Ring states").
+            enabled: ring.enabled.unwrap_or(features & FEATURE_PROTOCOL == 0),
+            features,
+        };
+        let start = Box::new(start);
+        self.caller
+            .call(Request::Start {
+                index: usize::from(index),
+                start,
+            })
+            .map(|_| ())
+    }
+
+    fn set_vring_call(&mut self, index: u8, call: Option<File>) -> ProtocolResult<()> {
+        if let Some(call) = &call {
+            event::prepare_call(call).map_err(ProtocolError::ReqHandlerError)?;
+        }
+        let copy = call
+            .as_ref()
+            .map(File::try_clone)
+            .transpose()
+            .map_err(ProtocolError::ReqHandlerError)?;
+        self.ring(u32::from(index))?.call = copy;
+        self.caller
+            .call(Request::SetCall {
+                index: usize::from(index),
+                call,
+            })
+            .map(|_| ())
+    }
+
+    fn set_vring_err(&mut self, _index: u8, _error: Option<File>) -> ProtocolResult<()> {
+        Ok(())
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enabled: bool) -> ProtocolResult<()> {
+        self.ring(index)?.enabled = Some(enabled);
+        self.caller
+            .call(Request::SetEnabled {
+                index: index as usize,
+                enabled,
+            })
+            .map(|_| ())
+    }
+
+    fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
+        let config = match self.model.config.is_empty() {
+            true => VhostUserProtocolFeatures::empty(),
+            false => VhostUserProtocolFeatures::CONFIG,
+        };
+        Ok(config
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::RESET_DEVICE)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> ProtocolResult<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> ProtocolResult<u64> {
+        Ok(self.model.rings as u64)
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> ProtocolResult<Vec<u8>> {
+        let end = offset
+            .checked_add(size)
+            .ok_or(ProtocolError::InvalidParam)?;
+        self.model
+            .config
+            .get(offset as usize..end as usize)
+            .map(<[u8]>::to_vec)
+            .ok_or(ProtocolError::InvalidParam)
+    }
+
+    fn set_config(
+        &mut self,
+        _offset: u32,
+        _buf: &[u8],
+        _flags: VhostUserConfigFlags,
+    ) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> ProtocolResult<File> {
+        Err(UNSUPPORTED)
+    }
+
+    fn get_inflight_fd(
+        &mut self,
+        _inflight: &VhostUserInflight,
+    ) -> ProtocolResult<(VhostUserInflight, File)> {
+        Err(UNSUPPORTED)
+    }
+
+    fn set_inflight_fd(
+        &mut self,
+        _inflight: &VhostUserInflight,
+        _file: File,
+    ) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> ProtocolResult<Option<File>> {
+        Err(UNSUPPORTED)
+    }
+
+    fn check_device_state(&mut self) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+
+    fn get_shmem_config(&mut self) -> ProtocolResult<VhostUserShMemConfig> {
+        Err(UNSUPPORTED)
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> ProtocolResult<()> {
+        Err(UNSUPPORTED)
+    }
+}
