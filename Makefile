@@ -64,9 +64,9 @@ test: ## check everything, with real guests
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory tidy
 	@$(MAKE) --no-print-directory build images
-	@echo '[test] unit tests, then scenarios with real guests'
-	@$(CARGO) test --workspace --exclude ringdown-e2e --no-fail-fast; tests=$$?; \
-		RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask scenarios && exit $$tests
+	@echo '[test] unit tests and scenarios with real guests, in one queue; then examples in comments'
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask tests; tests=$$?; \
+		$(CARGO) test --workspace --exclude ringdown-e2e --doc && exit $$tests
 	@$(CARGO) xtask promises
 	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
 
@@ -78,7 +78,7 @@ unit: ## check everything that needs no guest
 	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
 
 e2e: build images ## run the scenarios with real guests
-	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask scenarios
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask tests --scenarios
 
 e2e-full: build images ## run the scenarios in their full size and length: 1 GiB each way
 	@RINGDOWN_BIN=$(RINGDOWN) RINGDOWN_E2E_FULL=1 $(CARGO) test --package ringdown-e2e -- --nocapture

@@ -6,7 +6,7 @@ mod images;
 mod kernel_tests;
 mod progress;
 mod promises;
-mod scenarios;
+mod queue;
 mod suites;
 mod three_vms;
 mod tidy;
@@ -37,8 +37,8 @@ enum Task {
     Copies(copies::CopiesArguments),
     /// Run Linux's own tests of vsock between two guests.
     KernelTests(kernel_tests::KernelTestsArguments),
-    /// Run the scenarios with real guests, several suites at a time.
-    Scenarios(scenarios::ScenariosArguments),
+    /// Run all tests, those with real guests too, as many suites at a time as the processors take.
+    Tests(queue::TestsArguments),
     /// Check that each promise of the documents names a test that runs.
     Promises,
     /// Check this project's own rules, which the compiler does not know.
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         Task::ThreeVms => three_vms::run(),
         Task::Copies(arguments) => copies::run(&arguments),
         Task::KernelTests(arguments) => kernel_tests::run(&arguments),
-        Task::Scenarios(arguments) => scenarios::run(&arguments),
+        Task::Tests(arguments) => queue::run(&arguments),
         Task::Promises => promises::run(),
         Task::Tidy => tidy::run(),
     };

@@ -135,17 +135,11 @@ fn is_known(test: &str, known: &BTreeSet<String>) -> bool {
 fn tests() -> Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     // In the two parts in which `make test` builds them, so that nothing is built for this alone.
-    for packages in [
-        &["--workspace", "--exclude", "ringdown-e2e"][..],
-        &["--package", "ringdown-e2e"],
-    ] {
+    for packages in [suites::UNITS, suites::SCENARIOS] {
         for suite in suites::build(packages)? {
             let all = listed(&suite, &[])?;
             let ignored = listed(&suite, &["--ignored"])?;
-            let place = match suite.is_library {
-                true => suite.package,
-                false => format!("{}/{}", suite.package, suite.name),
-            };
+            let place = suite.full_name();
             names.extend(
                 all.difference(&ignored)
                     .map(|test| format!("{place}::{test}")),

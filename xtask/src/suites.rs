@@ -1,11 +1,15 @@
 //! Programs with tests, as Cargo builds them.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+
+/// The packages without guests, and that with them. They are built apart, as `make test` and a user do, so that nothing is built twice.
+pub const UNITS: &[&str] = &["--workspace", "--exclude", "ringdown-e2e"];
+pub const SCENARIOS: &[&str] = &["--package", "ringdown-e2e"];
 
 /// A program with tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,8 +20,20 @@ pub struct Suite {
     /// Whether these are the unit tests of the package's library.
     pub is_library: bool,
     pub program: PathBuf,
+    /// Where Cargo runs it: the package's directory.
+    pub directory: PathBuf,
     /// Of its source, in bytes.
     pub len: u64,
+}
+
+impl Suite {
+    /// Such as `wire`, for the unit tests of a library, and `e2e/boot`.
+    pub fn full_name(&self) -> String {
+        match self.is_library {
+            true => self.package.clone(),
+            false => format!("{}/{}", self.package, self.name),
+        }
+    }
 }
 
 /// The suites of the packages that these arguments of `cargo test` choose.
@@ -56,6 +72,10 @@ fn suite(message: &str) -> Result<Option<Suite>> {
         .as_str()
         .and_then(package_name)
         .context("a target without a package")?;
+    let manifest = message["manifest_path"].as_str().map(Path::new);
+    let directory = manifest
+        .and_then(Path::parent)
+        .context("a target without a manifest")?;
     let kinds = target["kind"].as_array().into_iter().flatten();
     Ok(Some(Suite {
         package: package.trim_start_matches("ringdown-").to_owned(),
@@ -64,6 +84,7 @@ fn suite(message: &str) -> Result<Option<Suite>> {
             .filter_map(Value::as_str)
             .any(|kind| kind.ends_with("lib")),
         program: program.into(),
+        directory: directory.into(),
         len: fs::metadata(source).map_or(0, |file| file.len()),
     }))
 }
@@ -84,13 +105,15 @@ mod tests {
     #[test]
     fn only_programs_with_tests_are_suites() {
         let tests = r#"{"reason":"compiler-artifact","package_id":"path+file:///x/e2e#ringdown-e2e@0.1.0",
-            "target":{"kind":["test"],"name":"boot","src_path":"/x/e2e/tests/boot.rs"},
+            "manifest_path":"/x/e2e/Cargo.toml","target":{"kind":["test"],"name":"boot","src_path":"/x/e2e/tests/boot.rs"},
             "profile":{"test":true},"executable":"/x/target/boot-1"}"#;
         let found = suite(tests).expect("it is a message").expect("a suite");
         assert_eq!(
             (&*found.package, &*found.name, found.is_library),
             ("e2e", "boot", false)
         );
+        assert_eq!(found.full_name(), "e2e/boot");
+        assert_eq!(found.directory, Path::new("/x/e2e"));
         let program = tests.replace("\"test\":true", "\"test\":false");
         assert_eq!(suite(&program).expect("it is a message"), None);
         assert_eq!(package_name("path+file:///x/xtask#0.1.0"), Some("xtask"));

@@ -1,0 +1,281 @@
+//! One queue of all programs with tests: those of units, and the scenarios with real guests. Many of them wait, for a guest or for a time to
+//! pass. So as many run as there are processors, and further ones while a processor has nothing to do. The tests of one suite share guests and
+//! ports, so a suite is what can be moved.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use e2e::spawn::{scratch_directory, spawn};
+
+use crate::suites::{self, Suite};
+
+/// How long nothing may be said of a suite that runs.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Between two turns of the queue.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How long the processors are watched before one more suite is started than there are processors.
+const WATCH: Duration = Duration::from_millis(1000);
+
+/// What part of one processor has to be idle for that.
+const SPARE: f64 = 0.5;
+
+/// How many suites run for each processor at most, since each takes memory for its guests.
+const MOST_EACH: usize = 3;
+
+/// Which tests run, and how many at a time.
+#[derive(Debug, clap::Args)]
+pub struct TestsArguments {
+    /// How many suites run at a time, instead of what the processors allow.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=16))]
+    at_once: Option<u8>,
+    /// Leave out what needs no guest.
+    #[arg(long)]
+    scenarios: bool,
+}
+
+/// A suite that runs.
+struct Running {
+    suite: Suite,
+    child: Child,
+    log: PathBuf,
+    started: Instant,
+    said: Instant,
+}
+
+/// Builds the suites and runs them.
+///
+/// # Errors
+/// When they cannot be built, or one of them has failed.
+pub fn run(arguments: &TestsArguments) -> Result<()> {
+    let mut suites = Vec::new();
+    if !arguments.scenarios {
+        suites = suites::build(suites::UNITS)?;
+    }
+    suites.extend(suites::build(suites::SCENARIOS)?);
+    let times_path = suites
+        .first()
+        .and_then(|suite| suite.program.parent())
+        .context("there are no tests")?
+        .join("tests-took.json");
+    let mut times = read_times(&times_path);
+    order(&mut suites, &times);
+    let started = Instant::now();
+    let count = suites.len();
+    eprintln!("[tests] {count} suites");
+    let failed = run_all(suites, &places(arguments), &mut times)?;
+    fs::write(&times_path, serde_json::to_vec(&times)?)?;
+    if !failed.is_empty() {
+        bail!("of {count} suites these failed: {}", failed.join(", "));
+    }
+    let seconds = started.elapsed().as_secs();
+    eprintln!("[tests] all {count} suites passed ({seconds} s)");
+    Ok(())
+}
+
+/// How many suites run at least and at most while there are enough of them.
+fn places(arguments: &TestsArguments) -> (usize, usize) {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    match arguments.at_once {
+        Some(count) => (count.into(), count.into()),
+        None => (processors, processors * MOST_EACH),
+    }
+}
+
+/// Runs suites from the end of the list, and returns the names of those that failed.
+fn run_all(
+    mut waiting: Vec<Suite>,
+    (least, most): &(usize, usize),
+    times: &mut BTreeMap<String, u64>,
+) -> Result<Vec<String>> {
+    let directory = scratch_directory()?;
+    let (mut running, mut failed) = (Vec::new(), Vec::new());
+    let mut watch = Watch::new();
+    while !waiting.is_empty() || !running.is_empty() {
+        let has_place = running.len() < *least || (running.len() < *most && watch.has_spare());
+        if let Some(suite) = has_place.then(|| waiting.pop()).flatten() {
+            running.push(Running::start(suite, &directory)?);
+            watch = Watch::new();
+            continue;
+        }
+        thread::sleep(PAUSE);
+        let mut index = 0;
+        while let Some(one) = running.get_mut(index) {
+            let Some(is_success) = one.look()? else {
+                index += 1;
+                continue;
+            };
+            let one = running.remove(index);
+            let name = one.suite.full_name();
+            one.print()?;
+            match is_success {
+                true => {
+                    times.insert(name, one.started.elapsed().as_secs());
+                }
+                false => failed.push(name),
+            }
+        }
+    }
+    Ok(failed)
+}
+
+impl Running {
+    fn start(suite: Suite, directory: &Path) -> Result<Running> {
+        let log = directory.join(format!("{}.log", suite.full_name().replace('/', "-")));
+        let output = fs::File::create(&log)?;
+        let errors = output.try_clone()?;
+        let child = spawn(&suite.program, [], |command| {
+            // As `cargo test` does.
+            command.current_dir(&suite.directory);
+            command.stdin(Stdio::null()).stdout(output).stderr(errors);
+        })?;
+        let started = Instant::now();
+        Ok(Running {
+            suite,
+            child,
+            log,
+            started,
+            said: started,
+        })
+    }
+
+    /// Whether it has succeeded, if it has ended.
+    fn look(&mut self) -> Result<Option<bool>> {
+        if let Some(status) = self.child.try_wait()? {
+            return Ok(Some(status.success()));
+        }
+        if self.said.elapsed() >= SILENCE {
+            let (name, seconds) = (self.suite.full_name(), self.started.elapsed().as_secs());
+            eprintln!("[tests] {name} runs for {seconds} s");
+            self.said = Instant::now();
+        }
+        Ok(None)
+    }
+
+    /// Its output in one piece.
+    fn print(&self) -> Result<()> {
+        let text = fs::read(&self.log)?;
+        let (name, seconds) = (self.suite.full_name(), self.started.elapsed().as_secs());
+        println!("     Running {name} ({seconds} s)");
+        print!("{}", String::from_utf8_lossy(&text));
+        Ok(())
+    }
+}
+
+/// What processors have left.
+struct Watch {
+    since: Instant,
+    idle: Option<u64>,
+}
+
+impl Watch {
+    fn new() -> Watch {
+        Watch {
+            since: Instant::now(),
+            idle: idle_ticks(),
+        }
+    }
+
+    /// Whether enough of a processor was idle for long enough; then the next time begins.
+    fn has_spare(&mut self) -> bool {
+        let elapsed = self.since.elapsed();
+        if elapsed < WATCH {
+            return false;
+        }
+        let before = std::mem::replace(self, Watch::new());
+        let (Some(then), Some(now)) = (before.idle, self.idle) else {
+            return false;
+        };
+        let per_second = rustix::param::clock_ticks_per_second();
+        now.saturating_sub(then) as f64 >= SPARE * per_second as f64 * elapsed.as_secs_f64()
+    }
+}
+
+/// For how long processors have had nothing to do since the machine's start, in ticks.
+fn idle_ticks() -> Option<u64> {
+    let text = fs::read_to_string("/proc/stat").ok()?;
+    text.lines().next()?.split_whitespace().nth(4)?.parse().ok()
+}
+
+/// Puts the longest last, from where suites are taken: that which is begun late keeps the whole waiting. What has not run here yet comes
+/// first, by the length of its source, which says of scenarios how many there are.
+fn order(suites: &mut [Suite], times: &BTreeMap<String, u64>) {
+    suites.sort_by_key(|suite| {
+        let seconds = times.get(&suite.full_name());
+        let seconds = seconds.copied().unwrap_or(u64::MAX);
+        (seconds, suite.package == "e2e", suite.len)
+    });
+}
+
+/// How many seconds suites took the last time; nothing if that is not known.
+fn read_times(path: &Path) -> BTreeMap<String, u64> {
+    let text = fs::read(path).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite(package: &str, name: &str, program: &str, len: u64) -> Suite {
+        Suite {
+            package: package.to_owned(),
+            name: name.to_owned(),
+            is_library: false,
+            program: program.into(),
+            directory: "/".into(),
+            len,
+        }
+    }
+
+    #[test]
+    fn every_suite_runs_and_those_that_fail_are_named() {
+        let suites = vec![
+            suite("e2e", "boot", "/bin/true", 1),
+            suite("wire", "frames", "/bin/false", 1),
+            suite("e2e", "many", "/bin/true", 1),
+            suite("wire", "gone", "/nonexistent/program", 1),
+        ];
+        for places in [(1, 1), (2, 6)] {
+            let mut times = BTreeMap::new();
+            let mut failed = run_all(suites.clone(), &places, &mut times).unwrap();
+            failed.sort();
+            assert_eq!(failed, ["wire/frames", "wire/gone"]);
+            let passed: Vec<_> = times.keys().collect();
+            assert_eq!(passed, ["e2e/boot", "e2e/many"]);
+        }
+    }
+
+    #[test]
+    fn the_longest_is_taken_first() {
+        let mut suites = vec![
+            suite("wire", "unknown", "", 9),
+            suite("e2e", "short", "", 9),
+            suite("e2e", "large", "", 7),
+            suite("wire", "long", "", 1),
+            suite("e2e", "small", "", 6),
+        ];
+        let times = [("e2e/short", 1), ("wire/long", 60)];
+        order(
+            &mut suites,
+            &times.map(|(name, s)| (name.to_owned(), s)).into(),
+        );
+        let names: Vec<_> = suites.iter().map(|suite| &*suite.name).collect();
+        assert_eq!(names, ["short", "long", "unknown", "small", "large"]);
+    }
+
+    #[test]
+    fn times_that_are_damaged_or_gone_are_unknown() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("times");
+        assert!(read_times(&path).is_empty());
+        fs::write(&path, "{").unwrap();
+        assert!(read_times(&path).is_empty());
+    }
+}
