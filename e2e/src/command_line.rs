@@ -79,6 +79,12 @@ fn kernel_line(spec: &GuestSpec) -> String {
         // An emulated machine on a busy host may be late with its first timer interrupts, which the kernel takes for a
         // broken IO-APIC and gives up on.
         "no_timer_check".to_owned(),
+        // What an emulated processor pays for at each boot and no scenario is about: self-tests of ciphers, a kernel at
+        // a random address, a search for keyboard and mouse.
+        "cryptomgr.notests".to_owned(),
+        "nokaslr".to_owned(),
+        "i8042.noaux".to_owned(),
+        "i8042.nokbd".to_owned(),
         format!("ringdown.name={}", spec.name),
     ];
     if !spec.agent {
