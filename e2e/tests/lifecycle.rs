@@ -4,58 +4,115 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use e2e::host;
 use e2e::pattern::Pattern;
-use e2e::{BOOT_DEADLINE_S, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Running, finished};
+use e2e::{
+    BOOT_DEADLINE_S, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Running, Shared, SharedGuard,
+    ShowLogs, finished,
+};
 
-/// A daemon with a guest that goes away and another, `witness`, that stays. They may call each other.
+/// A daemon with a guest of each kernel that goes away, and another, `witness`, that stays. They may call each other.
 struct Scene {
-    mortal: Guest,
+    mortals: Vec<Mortal>,
     witness: Guest,
     daemon: Daemon,
-    /// Descriptors of the daemon when both guests were up and nothing else was.
+    /// Descriptors of the daemon when all guests were up and nothing else was.
     descriptors: usize,
+    /// What answers at port 300 of the witness.
+    _echo: Running,
+}
+
+/// A guest that goes away. Each scenario leaves one that runs.
+struct Mortal {
+    guest: Guest,
+    name: &'static str,
+    cid: u64,
+    kernel: Kernel,
+}
+
+const MORTALS: [(&str, u64, Kernel); 2] = [("old", 3, Kernel::V6_1), ("new", 5, Kernel::V6_12)];
+
+/// The scene of all scenarios. One uses it at a time, since they count the daemon's descriptors.
+struct Stage(Mutex<Scene>);
+
+static STAGE: Shared<Stage> = Shared::new();
+
+impl ShowLogs for Stage {
+    fn show_logs(&self) {
+        let scene = self
+            .0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        scene.daemon.show_log();
+        scene.witness.show_logs();
+        scene
+            .mortals
+            .iter()
+            .for_each(|mortal| mortal.guest.show_logs());
+    }
+}
+
+fn stage() -> SharedGuard<Stage> {
+    STAGE.get(|| Stage(Mutex::new(start())))
+}
+
+impl Stage {
+    fn scene(&self) -> MutexGuard<'_, Scene> {
+        self.0
+            .lock()
+            .expect("a scenario before this one has failed")
+    }
 }
 
 fn spec(daemon: &Daemon, name: &str, kernel: Kernel) -> GuestSpec {
     GuestSpec::new(name, kernel).allow_reboot().attached(daemon)
 }
 
-fn start(kernel: Kernel) -> Scene {
-    let daemon = Daemon::start(
-        DaemonSpec::new()
-            .vm("mortal", 3)
-            .vm("witness", 4)
-            .arguments(&[
-                "--allow",
-                "from=mortal,to=witness,port=*",
-                "--allow",
-                "from=witness,to=mortal,port=*",
-            ]),
-    )
-    .unwrap();
-    let specs = vec![
-        spec(&daemon, "mortal", kernel),
-        spec(&daemon, "witness", Kernel::V6_12),
-    ];
-    let mut guests = Guest::boot_all(specs).unwrap();
-    let witness = guests.pop().unwrap();
-    let mortal = guests.pop().unwrap();
-    let scene = Scene {
-        mortal,
-        witness,
-        daemon,
-        descriptors: 0,
-    };
-    for name in ["mortal", "witness"] {
-        is_ready(&scene.daemon, name);
+fn start() -> Scene {
+    let mut rules = Vec::new();
+    for (name, ..) in MORTALS {
+        rules.extend([
+            "--allow".to_owned(),
+            format!("from={name},to=witness,port=*"),
+        ]);
+        rules.extend([
+            "--allow".to_owned(),
+            format!("from=witness,to={name},port=*"),
+        ]);
     }
+    let rules: Vec<_> = rules.iter().map(String::as_str).collect();
+    let mut daemon = DaemonSpec::new().vm("witness", 4).arguments(&rules);
+    for (name, cid, _) in MORTALS {
+        daemon = daemon.vm(name, cid);
+    }
+    let daemon = Daemon::start(daemon).unwrap();
+    let mut specs = vec![spec(&daemon, "witness", Kernel::V6_12)];
+    specs.extend(MORTALS.map(|(name, _, kernel)| spec(&daemon, name, kernel)));
+    let mut guests = Guest::boot_all(specs).unwrap().into_iter();
+    let witness = guests.next().unwrap();
+    let mortals = guests
+        .zip(MORTALS)
+        .map(|(guest, (name, cid, kernel))| Mortal {
+            guest,
+            name,
+            cid,
+            kernel,
+        });
+    let mortals: Vec<_> = mortals.collect();
+    for name in ["old", "new", "witness"] {
+        is_ready(&daemon, name);
+    }
+    let echo = witness.serve("300", "echo").unwrap();
     Scene {
-        descriptors: scene.daemon.descriptor_count().unwrap(),
-        ..scene
+        mortals,
+        witness,
+        descriptors: daemon.descriptor_count().unwrap(),
+        daemon,
+        _echo: echo,
     }
 }
 
@@ -101,9 +158,15 @@ struct Circuits {
     witness_receives: Running,
 }
 
-fn open(scene: &Scene) -> Circuits {
-    let (mortal, witness) = (&scene.mortal, &scene.witness);
-    let socket = scene.daemon.host_socket("mortal");
+fn open(scene: &Scene, mortal: &Mortal) -> Circuits {
+    let Mortal {
+        guest: mortal,
+        name,
+        cid,
+        ..
+    } = mortal;
+    let witness = &scene.witness;
+    let socket = scene.daemon.host_socket(name);
     let endless = "1000000000000";
     let serve = |steps: &str| drop(mortal.probe_listening(steps).unwrap());
     serve(&format!("listen:100 accept send:{endless}"));
@@ -113,7 +176,7 @@ fn open(scene: &Scene) -> Circuits {
     let mut from_guest = host::dial(&socket, 100).unwrap();
     let mut to_guest = host::dial(&socket, 101).unwrap();
     let idle = host::dial(&socket, 102).unwrap();
-    let path = scene.daemon.listener_path("mortal", 104);
+    let path = scene.daemon.listener_path(name, 104);
     let listener = UnixListener::bind(&path).unwrap();
     drop(mortal.probe("connect:2:104 drain").unwrap());
     let (called, _) = listener.accept().unwrap();
@@ -122,7 +185,7 @@ fn open(scene: &Scene) -> Circuits {
 
     let witness_sends = witness
         .probe(&format!(
-            "connect:3:103 send:100000 touch:/tmp/flows send:{endless}"
+            "connect:{cid}:103 send:100000 touch:/tmp/flows send:{endless}"
         ))
         .unwrap();
     let witness_receives = witness
@@ -202,33 +265,36 @@ fn all_are_cut(circuits: Circuits) {
     assert!(!output.error_text().contains("wrong bytes"));
 }
 
-/// A round trip from the host through the witness, and one from the guest that came back through both.
-fn everything_works(scene: &Scene, mortal: &Guest) {
-    let socket = scene.daemon.host_socket("mortal");
-    let server = mortal.serve("200", "echo").unwrap();
+/// A round trip from the host, and a transfer to the witness, of the guest that came back.
+fn everything_works(scene: &Scene, mortal: &Mortal) {
+    is_ready(&scene.daemon, mortal.name);
+    let guest = &mortal.guest;
+    let socket = scene.daemon.host_socket(mortal.name);
+    let answer = guest
+        .probe_listening("listen:200 accept recv:10000 send:10000 close")
+        .unwrap();
     let mut stream = host::dial(&socket, 200).unwrap();
     host::send(&mut stream, &mut Pattern::new(0), 10_000).unwrap();
     host::receive(&mut stream, &mut Pattern::new(0), 10_000).unwrap();
     drop(stream);
+    finished(answer).unwrap();
     let reader = scene
         .witness
         .probe_listening("listen:201 accept drain send:1000000 close")
         .unwrap();
-    let printed = mortal
+    let printed = guest
         .probe_to_end("connect:4:201 send:1000000 shut:wr drain")
         .unwrap();
     assert_eq!(printed, "drained 1000000");
     finished(reader).unwrap();
-    server.kill();
 }
 
 /// A circuit of the witness that must not notice anything.
-fn untouched(scene: &Scene) -> (Running, UnixStream) {
-    let server = scene.witness.serve("300", "echo").unwrap();
+fn untouched(scene: &Scene) -> UnixStream {
     let socket = scene.daemon.host_socket("witness");
     let mut stream = host::dial(&socket, 300).unwrap();
     round_trip(&mut stream);
-    (server, stream)
+    stream
 }
 
 fn round_trip(stream: &mut UnixStream) {
@@ -240,12 +306,15 @@ fn round_trip(stream: &mut UnixStream) {
 
 #[test]
 fn a_killed_vmm_cuts_its_circuits_at_once_and_its_vm_comes_back() {
-    for kernel in Kernel::TESTED {
-        let scene = start(kernel);
-        let (server, mut stream) = untouched(&scene);
-        let circuits = open(&scene);
+    let stage = stage();
+    let scene = &mut *stage.scene();
+    for index in 0..MORTALS.len() {
+        let mortal = &scene.mortals[index];
+        let Mortal { name, kernel, .. } = *mortal;
+        let mut stream = untouched(scene);
+        let circuits = open(scene, mortal);
         let killed = Instant::now();
-        scene.mortal.kill().unwrap();
+        mortal.guest.kill().unwrap();
         all_are_cut(circuits);
         eprintln!(
             "{kernel}: all circuits were cut {:?} after the kill",
@@ -253,47 +322,44 @@ fn a_killed_vmm_cuts_its_circuits_at_once_and_its_vm_comes_back() {
         );
         round_trip(&mut stream);
         assert!(scene.daemon.is_running());
-        let refused = host::try_dial(&scene.daemon.host_socket("mortal"), 100).unwrap();
+        let refused = host::try_dial(&scene.daemon.host_socket(name), 100).unwrap();
         assert!(matches!(refused, host::Dialed::Refused(answer) if answer.contains("not running")));
 
         // The same name, the same sockets.
-        let again = Guest::boot(spec(&scene.daemon, "mortal", kernel)).unwrap();
-        is_ready(&scene.daemon, "mortal");
-        everything_works(&scene, &again);
+        scene.mortals[index].guest = Guest::boot(spec(&scene.daemon, name, kernel)).unwrap();
+        everything_works(scene, &scene.mortals[index]);
         round_trip(&mut stream);
-        server.kill();
         drop(stream);
-        nothing_leaks(&scene);
+        nothing_leaks(scene);
     }
 }
 
 #[test]
 fn a_guest_that_reboots_starts_afresh() {
-    for kernel in Kernel::TESTED {
-        let scene = start(kernel);
-        let (server, mut stream) = untouched(&scene);
+    let stage = stage();
+    let scene = &*stage.scene();
+    for mortal in &scene.mortals {
+        let mut stream = untouched(scene);
         let deadline = Duration::from_secs(BOOT_DEADLINE_S);
+        let boots = mortal.guest.boot_count();
 
         // By its own will.
-        let circuits = open(&scene);
-        drop(scene.mortal.start("reboot -f").unwrap());
+        let circuits = open(scene, mortal);
+        drop(mortal.guest.start("reboot -f").unwrap());
         all_are_cut(circuits);
-        scene.mortal.wait_for_boots(2, deadline).unwrap();
-        is_ready(&scene.daemon, "mortal");
-        everything_works(&scene, &scene.mortal);
+        mortal.guest.wait_for_boots(boots + 1, deadline).unwrap();
+        everything_works(scene, mortal);
 
         // By the reset button, in the middle of everything.
-        let circuits = open(&scene);
-        scene.mortal.qmp().system_reset().unwrap();
+        let circuits = open(scene, mortal);
+        mortal.guest.qmp().system_reset().unwrap();
         all_are_cut(circuits);
-        scene.mortal.wait_for_boots(3, deadline).unwrap();
-        is_ready(&scene.daemon, "mortal");
-        everything_works(&scene, &scene.mortal);
+        mortal.guest.wait_for_boots(boots + 2, deadline).unwrap();
+        everything_works(scene, mortal);
 
         round_trip(&mut stream);
-        server.kill();
         drop(stream);
-        nothing_leaks(&scene);
+        nothing_leaks(scene);
     }
 }
 
@@ -302,31 +368,28 @@ const DRIVER: &str = "/sys/bus/virtio/drivers/vmw_vsock_virtio_transport";
 
 #[test]
 fn a_driver_that_lets_go_and_comes_back_starts_afresh() {
-    for kernel in Kernel::TESTED {
-        let scene = start(kernel);
-        let (server, mut stream) = untouched(&scene);
+    let stage = stage();
+    let scene = &*stage.scene();
+    for mortal in &scene.mortals {
+        let Mortal { guest, name, .. } = mortal;
+        let mut stream = untouched(scene);
         // Sockets of the guest that listen outlive the driver.
-        let survivor = scene
-            .mortal
+        let survivor = guest
             .probe_listening("listen:400 accept recv:1 send:1 eof")
             .unwrap();
-        let circuits = open(&scene);
-        let device = scene
-            .mortal
+        let circuits = open(scene, mortal);
+        let device = guest
             .shell(&format!("cd {DRIVER} && ls -d virtio*"))
             .unwrap();
-        scene
-            .mortal
+        guest
             .shell(&format!("echo {device} > {DRIVER}/unbind"))
             .unwrap();
         all_are_cut(circuits);
-        scene
-            .mortal
+        guest
             .shell(&format!("echo {device} > {DRIVER}/bind"))
             .unwrap();
-        is_ready(&scene.daemon, "mortal");
         let mut late = host::dial_when_open(
-            &scene.daemon.host_socket("mortal"),
+            &scene.daemon.host_socket(name),
             400,
             Duration::from_secs(30),
         )
@@ -335,47 +398,51 @@ fn a_driver_that_lets_go_and_comes_back_starts_afresh() {
         host::receive(&mut late, &mut Pattern::new(0), 1).unwrap();
         drop(late);
         finished(survivor).unwrap();
-        everything_works(&scene, &scene.mortal);
+        everything_works(scene, mortal);
         round_trip(&mut stream);
-        server.kill();
         drop(stream);
-        nothing_leaks(&scene);
+        nothing_leaks(scene);
     }
 }
 
 #[test]
 fn a_vm_that_is_removed_is_cut_off_and_can_be_added_again() {
-    let scene = start(Kernel::V6_12);
-    let (server, mut stream) = untouched(&scene);
-    let circuits = open(&scene);
-    let removed = scene.daemon.run(&["vm", "rm", "mortal"]).unwrap();
+    let stage = stage();
+    let scene = &mut *stage.scene();
+    let mortal = scene.mortals.last().unwrap();
+    let Mortal { name, kernel, .. } = *mortal;
+    let mut stream = untouched(scene);
+    let circuits = open(scene, mortal);
+    let removed = scene.daemon.run(&["vm", "rm", name]).unwrap();
     assert!(removed.status.success());
     all_are_cut(circuits);
-    assert!(!scene.daemon.host_socket("mortal").exists());
-    assert!(!scene.daemon.vhost_socket("mortal").exists());
+    assert!(!scene.daemon.host_socket(name).exists());
+    assert!(!scene.daemon.vhost_socket(name).exists());
     round_trip(&mut stream);
-    scene.mortal.kill().unwrap();
+    mortal.guest.kill().unwrap();
 
+    let cid = mortal.cid.to_string();
     let added = scene
         .daemon
-        .run(&["vm", "add", "mortal", "--cid", "3"])
+        .run(&["vm", "add", name, "--cid", &cid])
         .unwrap();
     assert!(added.status.success());
-    let again = Guest::boot(spec(&scene.daemon, "mortal", Kernel::V6_12)).unwrap();
-    is_ready(&scene.daemon, "mortal");
-    everything_works(&scene, &again);
-    server.kill();
+    scene.mortals.last_mut().unwrap().guest =
+        Guest::boot(spec(&scene.daemon, name, kernel)).unwrap();
+    everything_works(scene, scene.mortals.last().unwrap());
     drop(stream);
-    nothing_leaks(&scene);
+    nothing_leaks(scene);
 }
 
 #[test]
 fn circuits_that_come_and_go_leave_nothing() {
-    let scene = start(Kernel::V6_1);
-    let socket = scene.daemon.host_socket("mortal");
-    let server = scene.mortal.serve("600", "echo").unwrap();
-    let path = scene.daemon.listener_path("mortal", 601);
-    let listener = UnixListener::bind(path).unwrap();
+    let stage = stage();
+    let scene = &*stage.scene();
+    let Mortal { guest, name, .. } = &scene.mortals[0];
+    let socket = scene.daemon.host_socket(name);
+    let server = guest.serve("600", "echo").unwrap();
+    let path = scene.daemon.listener_path(name, 601);
+    let listener = UnixListener::bind(&path).unwrap();
     for round in 0..300 {
         // Opened and used, opened and dropped, refused; and the same from the guest's side.
         let mut stream = host::dial(&socket, 600).unwrap();
@@ -383,8 +450,7 @@ fn circuits_that_come_and_go_leave_nothing() {
         drop(host::dial(&socket, 600).unwrap());
         drop(host::try_dial(&socket, 9).unwrap());
         if round % 30 == 0 {
-            let probe = scene
-                .mortal
+            let probe = guest
                 .probe("connect:2:601 send:1 close fails:ECONNRESET:connect:2:9")
                 .unwrap();
             let (mut stream, _) = listener.accept().unwrap();
@@ -392,6 +458,7 @@ fn circuits_that_come_and_go_leave_nothing() {
             finished(probe).unwrap();
         }
     }
+    std::fs::remove_file(path).unwrap();
     server.kill();
-    nothing_leaks(&scene);
+    nothing_leaks(scene);
 }
