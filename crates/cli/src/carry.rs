@@ -21,52 +21,46 @@
 
 mod address;
 mod dial;
-mod process;
 mod route;
 mod supervisor;
 
 use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitStatus};
+use std::process::Command;
 use std::sync::Arc;
 
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, getpgrp, pidfd_open, pidfd_send_signal,
-    set_child_subreaper, wait,
-};
-use rustix::termios::tcgetpgrp;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::Signals;
-use sys::supervise::{self, SpawnError, SystemCall, Watched};
+use sys::foreground::Foreground;
+use sys::supervise::{self, SpawnError, Supervision, SystemCall, Watched, When};
 
 pub use route::{MAX_ROUTES, Route};
 pub use supervisor::{Directory, Settings};
 
-use crate::exec::ignored_signals;
 use supervisor::Supervisor;
 
 /// What stops on its way to the kernel. Everything else is as fast as ever.
+const SUPERVISION: Supervision<'_> = Supervision {
+    watched: &WATCHED,
+    missing: &[],
+    may_gain_privileges: false,
+};
+
 const WATCHED: [Watched; 4] = [
     Watched {
         call: SystemCall::Socket,
-        first_argument: Some(address::AF_VSOCK as u32),
+        when: When::Are(&[(0, address::AF_VSOCK as u32)]),
     },
     Watched {
         call: SystemCall::Connect,
-        first_argument: None,
+        when: When::Always,
     },
     Watched {
         call: SystemCall::GetSockName,
-        first_argument: None,
+        when: When::Always,
     },
     Watched {
         call: SystemCall::GetPeerName,
-        first_argument: None,
+        when: When::Always,
     },
 ];
-
-/// The signals that are the command's. Others it has in common with this process, such as those of the terminal, or they are not sent.
-const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
 /// Why the command's end is not known.
 #[derive(Debug, thiserror::Error)]
@@ -120,71 +114,15 @@ impl RunError {
 /// Runs the command, and returns its exit code, or 128 and the signal that ended it. The process is expected to exit then.
 pub fn run(command: Command, settings: Settings) -> Result<u8, RunError> {
     let local = |what| move |source| RunError::Local { what, source };
-    // Where a process may look into its descendants only, they have to stay that when their parents end.
-    set_child_subreaper(Some(rustix::process::getpid()))
-        .map_err(|errno| local("adopt the command's processes")(errno.into()))?;
-    let ignored = ignored_signals();
-    let wanted = FORWARDED
-        .into_iter()
-        .filter(|signal| ignored & (1 << (signal - 1)) == 0);
-    // Before the command is there, so that no signal is lost; they wait until the command is there.
-    let signals = Signals::new(wanted).map_err(local("take signals"))?;
+    let foreground = Foreground::begin().map_err(local("take the command's signals"))?;
     let program = command.get_program().to_string_lossy().into_owned();
-    let spawned = supervise::spawn(command, &WATCHED);
+    let spawned = supervise::spawn(command, &SUPERVISION);
     let (child, listener) = spawned.map_err(|source| RunError::Spawn { program, source })?;
-    let pid = Pid::from_child(&child);
     let supervisor = Arc::new(Supervisor::new(listener, settings));
     let supervise = move || supervisor.run();
-    start("supervisor", supervise).map_err(local("start a thread"))?;
-    forward(signals, pid).map_err(local("forward signals"))?;
-    let status = wait_for(pid).map_err(local("wait for the command"))?;
-    Ok(exit_code(status))
-}
-
-fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let thread = std::thread::Builder::new().name(name.to_owned());
-    thread.spawn(work).map(drop)
-}
-
-fn forward(mut signals: Signals, pid: Pid) -> io::Result<()> {
-    let command = pidfd_open(pid, PidfdFlags::empty())?;
-    start("signals", move || {
-        for number in signals.forever() {
-            let Some(signal) = Signal::from_named_raw(number) else {
-                continue;
-            };
-            // Keys of the terminal are for the whole foreground group, the command in it.
-            let is_typed = matches!(signal, Signal::INT | Signal::QUIT) && is_in_foreground();
-            if !is_typed {
-                // A process that has ended is as good.
-                let _ = pidfd_send_signal(&command, signal);
-            }
-        }
-    })
-}
-
-fn is_in_foreground() -> bool {
-    let terminal = std::fs::File::open("/dev/tty");
-    terminal.is_ok_and(|terminal| tcgetpgrp(&terminal).is_ok_and(|group| group == getpgrp()))
-}
-
-/// Waits until the command has ended, and meanwhile buries those of its processes that came to this one when their parents ended.
-fn wait_for(pid: Pid) -> io::Result<ExitStatus> {
-    loop {
-        match wait(WaitOptions::empty()) {
-            Ok(Some((ended, status))) if ended == pid => {
-                return Ok(ExitStatus::from_raw(status.as_raw()));
-            }
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-}
-
-fn exit_code(status: ExitStatus) -> u8 {
-    // Both are below 256 by the definition of a status, and signals below 128.
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal));
-    code.unwrap_or(255) as u8
+    let thread = std::thread::Builder::new().name("supervisor".to_owned());
+    thread.spawn(supervise).map_err(local("start a thread"))?;
+    foreground
+        .attend(&child)
+        .map_err(local("wait for the command"))
 }

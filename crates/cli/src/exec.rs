@@ -23,7 +23,6 @@ use std::path::{Path, PathBuf};
 use wire::agent::{CAPABILITY_EXEC, ErrorKind};
 
 use crate::guest::{Connection, GuestError};
-pub(crate) use signals::ignored_signals;
 
 /// The exit code for everything that keeps the command's own exit code from being known.
 pub const FAILURE: u8 = 255;

@@ -2,6 +2,7 @@
 //!
 //! - [`descriptors`] passes descriptors along with bytes, and raises the limit of their number.
 //! - [`ethernet`] opens tap devices and packet sockets.
+//! - [`foreground`] is the parent of one command: its signals, its exit code.
 //! - [`links`] finds files by paths that no other user can lead astray.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.
 //! - [`sockets`] says whether a process listens at a UNIX socket.
@@ -9,6 +10,7 @@
 
 pub mod descriptors;
 pub mod ethernet;
+pub mod foreground;
 pub mod links;
 pub mod peer;
 pub mod sockets;

@@ -2,7 +2,7 @@
 //!
 //! [`spawn`] starts a program with a filter. Each call that the filter names stops there, in the program, its threads and its children, and becomes a
 //! [`PendingCall`] of the [`Listener`]. The supervisor reads its arguments, and then answers it, perhaps with a descriptor, or lets it through to the
-//! kernel.
+//! kernel. [`Thread`] looks into the program meanwhile.
 //!
 //! This is compatibility and no security: the program can change what its pointers point at after it was looked at and before the
 //! kernel looks, there are ways past the filter (`io_uring`, system calls of another architecture, which are let through), and it may end at any
@@ -22,49 +22,111 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::descriptors::{receive, send};
 
+mod thread;
+
+pub use thread::Thread;
+
 #[cfg(test)]
 mod tests;
 
-/// System calls that can be watched.
+/// System calls that a filter can name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SystemCall {
     /// `socket(domain, type, protocol)`.
     Socket,
     /// `connect(descriptor, address, length)`.
     Connect,
+    /// `bind(descriptor, address, length)`.
+    Bind,
+    /// `listen(descriptor, backlog)`.
+    Listen,
     /// `getsockname(descriptor, address, length)`.
     GetSockName,
     /// `getpeername(descriptor, address, length)`.
     GetPeerName,
+    /// `getsockopt(descriptor, level, option, value, length)`.
+    GetSockOpt,
+    /// `setsockopt(descriptor, level, option, value, length)`.
+    SetSockOpt,
+    /// `sendto(descriptor, data, length, flags, address, length)`.
+    SendTo,
+    /// `recvfrom(descriptor, data, length, flags, address, length)`.
+    ReceiveFrom,
+    /// `sendmsg(descriptor, message, flags)`.
+    SendMessage,
+    /// `recvmsg(descriptor, message, flags)`.
+    ReceiveMessage,
+    /// `io_uring_setup(entries, parameters)`.
+    IoUringSetup,
 }
 
 impl SystemCall {
-    const ALL: [SystemCall; 4] = [
+    const ALL: [SystemCall; 13] = [
         SystemCall::Socket,
         SystemCall::Connect,
+        SystemCall::Bind,
+        SystemCall::Listen,
         SystemCall::GetSockName,
         SystemCall::GetPeerName,
+        SystemCall::GetSockOpt,
+        SystemCall::SetSockOpt,
+        SystemCall::SendTo,
+        SystemCall::ReceiveFrom,
+        SystemCall::SendMessage,
+        SystemCall::ReceiveMessage,
+        SystemCall::IoUringSetup,
     ];
 
     fn number(self) -> u32 {
         let number = match self {
             SystemCall::Socket => libc::SYS_socket,
             SystemCall::Connect => libc::SYS_connect,
+            SystemCall::Bind => libc::SYS_bind,
+            SystemCall::Listen => libc::SYS_listen,
             SystemCall::GetSockName => libc::SYS_getsockname,
             SystemCall::GetPeerName => libc::SYS_getpeername,
+            SystemCall::GetSockOpt => libc::SYS_getsockopt,
+            SystemCall::SetSockOpt => libc::SYS_setsockopt,
+            SystemCall::SendTo => libc::SYS_sendto,
+            SystemCall::ReceiveFrom => libc::SYS_recvfrom,
+            SystemCall::SendMessage => libc::SYS_sendmsg,
+            SystemCall::ReceiveMessage => libc::SYS_recvmsg,
+            SystemCall::IoUringSetup => libc::SYS_io_uring_setup,
         };
         // Numbers of system calls are small.
         number as u32
     }
 }
 
-/// Which calls stop.
+/// Which calls stop. A call may be named several times.
 #[derive(Debug, Clone, Copy)]
 pub struct Watched {
     /// The call.
     pub call: SystemCall,
-    /// Only those with this first argument; all of them, if there is none.
-    pub first_argument: Option<u32>,
+    /// Of these, which.
+    pub when: When,
+}
+
+/// What arguments a call has that stops.
+#[derive(Debug, Clone, Copy)]
+pub enum When {
+    /// Any.
+    Always,
+    /// Each of these, by its place from 0 and its value as an int.
+    Are(&'static [(u8, u32)]),
+    /// A pointer that is not null at this place.
+    Points(u8),
+}
+
+/// What is done about a program's calls.
+#[derive(Debug, Clone, Copy)]
+pub struct Supervision<'a> {
+    /// Those that stop.
+    pub watched: &'a [Watched],
+    /// Those that fail with `ENOSYS`, as in a kernel that does not have them.
+    pub missing: &'a [SystemCall],
+    /// Whether the program may gain privileges by executing others. Only root can allow that; from others it is not taken.
+    pub may_gain_privileges: bool,
 }
 
 /// Why a program was not started.
@@ -78,15 +140,26 @@ pub enum SpawnError {
     Program(#[source] io::Error),
 }
 
-/// Starts the program, which ends with this thread if it is still there then, and may not gain privileges by executing others.
+/// Starts the program, which ends with this thread if it is still there then.
 ///
 /// # Errors
 /// [`SpawnError`]; nothing runs then.
-pub fn spawn(mut command: Command, watched: &[Watched]) -> Result<(Child, Listener), SpawnError> {
-    let program = filter(watched).map_err(SpawnError::Supervision)?;
+pub fn spawn(
+    mut command: Command,
+    supervision: &Supervision<'_>,
+) -> Result<(Child, Listener), SpawnError> {
+    let program = filter(supervision).map_err(SpawnError::Supervision)?;
+    let may_gain_privileges = supervision.may_gain_privileges;
     let (ours, theirs) = UnixStream::pair().map_err(SpawnError::Supervision)?;
     let before_exec = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
+        if may_gain_privileges {
+            match install(&program) {
+                // This process has not the right to allow it.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                installed => return hand_over(&installed?, &theirs),
+            }
+        }
         rustix::thread::set_no_new_privs(true)?;
         hand_over(&install(&program)?, &theirs)
     };
@@ -121,52 +194,78 @@ const ARCHITECTURE: Option<u32> = if cfg!(target_arch = "x86_64") {
 };
 
 /// The filter in the language of BPF, of which it needs three words: load a field of `seccomp_data`, compare, return.
-fn filter(watched: &[Watched]) -> io::Result<Vec<libc::sock_filter>> {
+///
+/// Arguments are loaded only once the number is that of a watched call. So the kernel sees of every other number that it always passes, and does not run the filter for it.
+fn filter(supervision: &Supervision<'_>) -> io::Result<Vec<libc::sock_filter>> {
     const NUMBER: u32 = 0;
     const ARCH: u32 = 4;
-    // The lower half of the first argument; those that are compared are ints, and the machines above are little-endian.
-    const FIRST_ARGUMENT: u32 = 16;
     let architecture = ARCHITECTURE.ok_or(io::ErrorKind::Unsupported)?;
-    let statement = |code: u32, k, jt, jf| libc::sock_filter {
+    // Arguments have eight bytes each, and the machines above are little-endian. Those that are compared are ints.
+    let low_half = |place: u8| 16 + 8 * u32::from(place);
+    let high_half = |place| low_half(place) + 4;
+    let pass = give(libc::SECCOMP_RET_ALLOW);
+    let mut program = vec![load(ARCH), compare(architecture, 1, 0), pass];
+    for missing in supervision.missing {
+        program.extend([
+            load(NUMBER),
+            compare(missing.number(), 0, 1),
+            give(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        ]);
+    }
+    for Watched { call, when } in supervision.watched {
+        let mut conditions = Vec::new();
+        match when {
+            When::Always => {}
+            When::Are(values) => {
+                for (index, (place, value)) in values.iter().enumerate() {
+                    // Behind this one there are two words for each that is left, and the one that stops. The lists have few.
+                    let rest = 2 * (values.len() - index - 1) + 1;
+                    let comparison = compare(*value, 0, rest as u8);
+                    conditions.extend([load(low_half(*place)), comparison]);
+                }
+            }
+            When::Points(place) => conditions.extend([
+                load(low_half(*place)),
+                compare(0, 0, 2),
+                load(high_half(*place)),
+                compare(0, 1, 0),
+            ]),
+        }
+        let len = conditions.len() as u8;
+        program.extend([load(NUMBER), compare(call.number(), 0, len + 1)]);
+        program.extend(conditions);
+        program.push(give(libc::SECCOMP_RET_USER_NOTIF));
+    }
+    program.push(pass);
+    Ok(program)
+}
+
+/// One word of a filter: what it does, with what, and how many words it skips if a comparison is true, or is not.
+fn word(code: u32, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter {
         code: code as u16,
         jt,
         jf,
         k,
-    };
-    let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0);
-    let skip_unless =
-        |value, count| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, count);
-    let give = |action| statement(libc::BPF_RET | libc::BPF_K, action, 0, 0);
-    let (stop, pass) = (
-        give(libc::SECCOMP_RET_USER_NOTIF),
-        give(libc::SECCOMP_RET_ALLOW),
-    );
-    let mut program = vec![load(ARCH), skip_unless(architecture, 1), load(NUMBER)];
-    for Watched {
-        call,
-        first_argument,
-    } in watched
-    {
-        match first_argument {
-            None => program.extend([skip_unless(call.number(), 1), stop]),
-            Some(value) => program.extend([
-                skip_unless(call.number(), 4),
-                load(FIRST_ARGUMENT),
-                skip_unless(*value, 1),
-                stop,
-                pass,
-            ]),
-        }
     }
-    program.push(pass);
-    // Another architecture skips the load of the number: what is compared then is the architecture, which is no call's number.
-    Ok(program)
+}
+
+fn load(offset: u32) -> libc::sock_filter {
+    word(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
+}
+
+fn compare(value: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    word(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, jt, jf)
+}
+
+fn give(action: u32) -> libc::sock_filter {
+    word(libc::BPF_RET | libc::BPF_K, action, 0, 0)
 }
 
 /// Installs the filter for this thread, and for what it executes and starts.
 fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
     let program = libc::sock_fprog {
-        // `filter` makes a few dozen statements.
+        // `filter` makes a hundred words or so.
         len: program.len() as u16,
         filter: program.as_ptr().cast_mut(),
     };

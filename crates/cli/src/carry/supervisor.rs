@@ -13,11 +13,10 @@ use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, getsockname};
-use sys::supervise::{Listener, PendingCall, SystemCall};
+use sys::supervise::{Listener, PendingCall, SystemCall, Thread};
 
 use super::address::{Address, CarriedName, MAX_ADDRESS_LEN, VSOCK_ADDRESS_LEN, VsockAddress};
 use super::dial::{self, DialError};
-use super::process::Thread;
 use super::route::Route;
 
 /// So many dials go on at once. Further ones are made one after the other, and other calls wait for them meanwhile.
@@ -103,6 +102,8 @@ impl Supervisor {
                 Ok(None) => self.let_through(&call),
                 Err(errno) => self.answer(&call, Err(errno)),
             },
+            // It is not watched.
+            _ => self.let_through(&call),
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::{Handle, Signals};
+use sys::foreground::ignored_signals;
 
 /// The signals that are the command's; and SIGWINCH, which reports the terminal's new size.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
@@ -78,14 +79,6 @@ impl Impatience {
     }
 }
 
-/// A bit per signal that this process was started to ignore, from bit 0 for signal 1.
-pub(crate) fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,11 +95,5 @@ mod tests {
         assert!(!patience.grows(at(0)));
         assert!(!patience.grows(at(1000)));
         assert!(!patience.grows(at(2001)));
-    }
-
-    #[test]
-    fn the_mask_of_ignored_signals_is_read() {
-        // Rust programs ignore SIGPIPE (13), and nothing ignores SIGKILL (9).
-        assert_eq!(ignored_signals() & (1 << 12 | 1 << 8), 1 << 12);
     }
 }

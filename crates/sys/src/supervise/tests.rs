@@ -10,8 +10,13 @@ use super::*;
 /// What the program that is supervised is to do, if that is what this process is.
 const PART: &str = "RINGDOWN_TEST_PART";
 
-/// What the filter says of a call.
+/// What the filter says of a call with this first argument.
 fn judge(program: &[libc::sock_filter], arch: u32, number: u32, first_argument: u64) -> u32 {
+    judge_call(program, arch, number, [first_argument, 0, 0, 0, 0, 0])
+}
+
+/// What the filter says of a call.
+fn judge_call(program: &[libc::sock_filter], arch: u32, number: u32, arguments: [u64; 6]) -> u32 {
     let (load, compare) = (
         (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16,
         (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
@@ -24,7 +29,10 @@ fn judge(program: &[libc::sock_filter], arch: u32, number: u32, first_argument: 
             value = match word.k {
                 0 => number,
                 4 => arch,
-                16 => first_argument as u32,
+                offset @ (16..64) if offset % 8 == 0 => arguments[offset as usize / 8 - 2] as u32,
+                offset @ (16..64) if offset % 4 == 0 => {
+                    (arguments[offset as usize / 8 - 2] >> 32) as u32
+                }
                 offset => panic!("a load from {offset}"),
             };
         } else if word.code == compare {
@@ -36,21 +44,26 @@ fn judge(program: &[libc::sock_filter], arch: u32, number: u32, first_argument: 
     }
 }
 
-fn watch(call: SystemCall, first_argument: Option<u32>) -> Watched {
-    Watched {
-        call,
-        first_argument,
+fn watch(call: SystemCall, when: When) -> Watched {
+    Watched { call, when }
+}
+
+fn supervision(watched: &[Watched]) -> Supervision<'_> {
+    Supervision {
+        watched,
+        missing: &[SystemCall::IoUringSetup],
+        may_gain_privileges: false,
     }
 }
 
 #[test]
 fn the_filter_stops_what_is_watched_and_nothing_else() {
     let watched = [
-        watch(SystemCall::Socket, Some(40)),
-        watch(SystemCall::Connect, None),
-        watch(SystemCall::GetPeerName, None),
+        watch(SystemCall::Socket, When::Are(&[(0, 40)])),
+        watch(SystemCall::Connect, When::Always),
+        watch(SystemCall::GetPeerName, When::Always),
     ];
-    let program = filter(&watched).unwrap();
+    let program = filter(&supervision(&watched)).unwrap();
     let native = ARCHITECTURE.unwrap();
     let (stop, pass) = (libc::SECCOMP_RET_USER_NOTIF, libc::SECCOMP_RET_ALLOW);
     let socket = SystemCall::Socket.number();
@@ -65,10 +78,44 @@ fn the_filter_stops_what_is_watched_and_nothing_else() {
     }
     let connect = SystemCall::Connect.number();
     assert_eq!(judge(&program, native ^ 1, connect, 3), pass);
-    let others = (0..500).filter(|number| watched.iter().all(|one| one.call.number() != *number));
+    let missing = SystemCall::IoUringSetup.number();
+    let refused = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+    assert_eq!(judge(&program, native, missing, 1), refused);
+    let mut others: Vec<u32> = (0..500).filter(|number| *number != missing).collect();
+    others.retain(|number| watched.iter().all(|one| one.call.number() != *number));
     for number in others {
         assert_eq!(judge(&program, native, number, 40), pass, "{number}");
     }
+}
+
+#[test]
+fn a_call_may_stop_for_several_reasons_and_only_for_those() {
+    let watched = [
+        watch(SystemCall::Socket, When::Are(&[(0, 2)])),
+        watch(SystemCall::Socket, When::Are(&[(0, 10)])),
+        watch(SystemCall::GetSockOpt, When::Are(&[(1, 1), (2, 39)])),
+        watch(SystemCall::GetSockOpt, When::Are(&[(1, 6)])),
+        watch(SystemCall::SendTo, When::Points(4)),
+        watch(SystemCall::Connect, When::Always),
+    ];
+    let program = filter(&supervision(&watched)).unwrap();
+    let native = ARCHITECTURE.unwrap();
+    let stops = |call: SystemCall, arguments| {
+        judge_call(&program, native, call.number(), arguments) == libc::SECCOMP_RET_USER_NOTIF
+    };
+    for (domain, expected) in [(1, false), (2, true), (10, true), (16, false)] {
+        assert_eq!(stops(SystemCall::Socket, [domain, 1, 0, 0, 0, 0]), expected);
+    }
+    for (level, option, expected) in [(1, 39, true), (1, 4, false), (6, 4, true), (41, 39, false)] {
+        let arguments = [3, level, option, 0, 0, 0];
+        assert_eq!(stops(SystemCall::GetSockOpt, arguments), expected);
+    }
+    for (pointer, expected) in [(0, false), (1, true), (1 << 32, true), (u64::MAX, true)] {
+        let arguments = [3, 9, 9, 9, pointer, 9];
+        assert_eq!(stops(SystemCall::SendTo, arguments), expected);
+    }
+    assert!(stops(SystemCall::Connect, [0; 6]));
+    assert!(!stops(SystemCall::Bind, [2; 6]));
 }
 
 /// Not a test of its own: what the supervised program does. It prints what it saw.
@@ -91,7 +138,10 @@ fn supervised_part() {
             stream.read_to_string(&mut text).unwrap();
             text
         }
-        Ok("nested") => match spawn(Command::new("true"), &[watch(SystemCall::Connect, None)]) {
+        Ok("nested") => match spawn(
+            Command::new("true"),
+            &supervision(&[watch(SystemCall::Connect, When::Always)]),
+        ) {
             Err(SpawnError::Supervision(error)) => format!("{:?}", error.raw_os_error()),
             other => format!("{other:?}"),
         },
@@ -111,8 +161,11 @@ fn run(part: &str, call: SystemCall, answer: impl FnOnce(&Listener, &PendingCall
         ])
         .env(PART, part)
         .stdout(std::process::Stdio::piped());
-    let first_argument = (call == SystemCall::Socket).then_some(libc::AF_UNIX as u32);
-    let (child, listener) = spawn(command, &[watch(call, first_argument)]).unwrap();
+    let when = match call {
+        SystemCall::Socket => When::Are(&[(0, libc::AF_UNIX as u32)]),
+        _ => When::Always,
+    };
+    let (child, listener) = spawn(command, &supervision(&[watch(call, when)])).unwrap();
     let pending = listener.receive().unwrap().unwrap();
     assert_eq!(pending.call, call);
     assert!(listener.is_pending(&pending));
@@ -161,8 +214,8 @@ fn a_call_gets_a_descriptor() {
 
 #[test]
 fn what_cannot_be_started_says_whose_fault_it_is() {
-    let watched = [watch(SystemCall::Connect, None)];
-    match spawn(Command::new("/nowhere/at all"), &watched) {
+    let watched = [watch(SystemCall::Connect, When::Always)];
+    match spawn(Command::new("/nowhere/at all"), &supervision(&watched)) {
         Err(SpawnError::Program(error)) => assert_eq!(error.kind(), ErrorKind::NotFound),
         other => panic!("{other:?}"),
     }
@@ -176,7 +229,7 @@ fn what_cannot_be_started_says_whose_fault_it_is() {
         ])
         .env(PART, "nested")
         .stdout(std::process::Stdio::piped());
-    let (child, _listener) = spawn(command, &watched).unwrap();
+    let (child, _listener) = spawn(command, &supervision(&watched)).unwrap();
     let text = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
     let busy = format!("said <{:?}>", Some(libc::EBUSY));
     assert!(text.contains(&busy), "{text}");
