@@ -1,5 +1,6 @@
 //! The guest's side of Ringdown: it says to the host that the guest is ready, runs commands for it, and takes part in
-//! benchmarks of its line. Beside that, [`forward`] lets programs of the guest that know nothing of vsock reach services of the host.
+//! benchmarks of its line. Beside that, [`forward`] lets programs of the guest that know nothing of vsock reach services of the host, and [`transparent`] programs that know nothing of
+//! proxies the network.
 //!
 //! The agent is one static binary with threads and blocking waits, and no runtime: a thread that accepts
 //! ([`server`]), a thread that keeps the host informed ([`uplink`]), and a thread for each operation ([`session`]),
@@ -34,5 +35,6 @@ pub mod stop;
 mod stream;
 pub mod switchboard;
 mod tool;
+pub mod transparent;
 pub mod transport;
 pub mod uplink;

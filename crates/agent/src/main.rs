@@ -10,6 +10,7 @@ use agent::forward::Forward;
 use agent::freezer;
 use agent::launch;
 use agent::server::Server;
+use agent::transparent::Run;
 use agent::transport::Endpoint;
 use wire::directory::Request as Question;
 
@@ -24,6 +25,9 @@ fn main() -> ExitCode {
     }
     if first.as_deref() == Some(freezer::SUBCOMMAND.as_ref()) {
         return freezer::run(arguments);
+    }
+    if first.as_deref() == Some("run".as_ref()) {
+        return run(arguments);
     }
     let arguments: Vec<OsString> = arguments.collect();
     let asks_for_help = |argument: &OsString| argument == "--help" || argument == "-h";
@@ -81,6 +85,28 @@ fn forward(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Err(error) => {
             eprintln!("ringdown-agent: cannot forward {forward}: {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a program whose connections go through an egress service.
+fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let run = match Run::parse(arguments) {
+        Ok(Some(run)) => run,
+        Ok(None) => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Err(message) => {
+            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
+            return ExitCode::from(2);
+        }
+    };
+    match run.run() {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("ringdown-agent run: {error}");
+            ExitCode::from(error.exit_code())
         }
     }
 }

@@ -5,7 +5,7 @@
 //! - [`foreground`] is the parent of one command: its signals, its exit code.
 //! - [`links`] finds files by paths that no other user can lead astray.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.
-//! - [`sockets`] says whether a process listens at a UNIX socket.
+//! - [`sockets`] says whether a process listens at a UNIX socket, and sets options.
 //! - [`supervise`] starts programs of which some system calls are answered here.
 
 pub mod descriptors;

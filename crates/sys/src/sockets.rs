@@ -1,7 +1,12 @@
-//! UNIX sockets that stand in the way of new ones.
+//! UNIX sockets that stand in the way of new ones, and options of sockets that have no other wrapper.
+//!
+//! It needs `unsafe` for `setsockopt` with a value of bytes.
 
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -10,6 +15,39 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 pub fn is_stale(path: &Path) -> bool {
     let found = std::fs::symlink_metadata(path);
     found.is_ok_and(|found| found.file_type().is_socket()) && dial(path) == Err(Errno::CONNREFUSED)
+}
+
+/// Sets an option of TCP, IPv4 or IPv6 as a program has set it. Options of other levels may contain pointers, and are refused.
+///
+/// # Errors
+/// The system's reason; `EINVAL` for another level.
+pub fn set_option(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u8]) -> io::Result<()> {
+    if ![libc::IPPROTO_IP, libc::IPPROTO_TCP, libc::IPPROTO_IPV6].contains(&level) {
+        return Err(Errno::INVAL.into());
+    }
+    set(socket, level, option, value)
+}
+
+/// How long `connect` of this AF_VSOCK socket waits for an answer; 2 seconds, if nothing is said.
+///
+/// # Errors
+/// It is none of AF_VSOCK.
+pub fn set_vsock_connect_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
+    // `SO_VM_SOCKETS_CONNECT_TIMEOUT_NEW`, whose value is two numbers of 64 bits: seconds and microseconds.
+    const CONNECT_TIMEOUT: i32 = 8;
+    let numbers = [timeout.as_secs(), timeout.subsec_micros().into()];
+    let value = numbers.map(u64::to_ne_bytes).concat();
+    set(socket, libc::AF_VSOCK, CONNECT_TIMEOUT, &value)
+}
+
+fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u8]) -> io::Result<()> {
+    let (pointer, len) = (value.as_ptr().cast(), value.len() as libc::socklen_t);
+    // SAFETY: the kernel reads so many bytes, which are there; none of these options has a pointer in them.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, pointer, len) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// A full backlog is one of a process that listens, so this does not wait for room.
@@ -25,6 +63,19 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+
+    #[test]
+    fn options_are_set_of_these_levels_only() {
+        use std::os::fd::AsFd;
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = 1i32.to_ne_bytes();
+        let (tcp, no_delay) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+        set_option(socket.as_fd(), tcp, no_delay, &one).unwrap();
+        assert!(rustix::net::sockopt::tcp_nodelay(&socket).unwrap());
+        let error = set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_DEBUG, &one);
+        assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+        set_vsock_connect_timeout(socket.as_fd(), Duration::from_secs(1)).unwrap_err();
+    }
 
     #[test]
     fn only_a_socket_without_a_listener_is_stale() {

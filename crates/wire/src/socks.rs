@@ -1,6 +1,8 @@
 //! SOCKS version 5 (RFC 1928), as far as the egress proxy offers it: no authentication, the CONNECT command, names and
 //! addresses of both families. A client greets, is answered, asks, and is answered; then the connection is the circuit.
 
+use std::net::IpAddr;
+
 use crate::destination::{Destination, DestinationError, Host, ipv4, ipv6};
 
 /// The first byte of everything that a client of this version says.
@@ -23,6 +25,41 @@ const COMMAND_CONNECT: u8 = 1;
 const ADDRESS_IPV4: u8 = 1;
 const ADDRESS_NAME: u8 = 3;
 const ADDRESS_IPV6: u8 = 4;
+
+/// What a client says first that offers no authentication.
+pub const GREETING: [u8; 3] = [VERSION, 1, NO_AUTHENTICATION];
+
+/// How a client asks for a destination.
+pub fn request(destination: &Destination) -> Vec<u8> {
+    let mut bytes = vec![VERSION, COMMAND_CONNECT, 0];
+    match &destination.host {
+        Host::Address(IpAddr::V4(address)) => {
+            bytes.push(ADDRESS_IPV4);
+            bytes.extend(address.octets());
+        }
+        Host::Address(IpAddr::V6(address)) => {
+            bytes.push(ADDRESS_IPV6);
+            bytes.extend(address.octets());
+        }
+        Host::Name(name) => {
+            // Names have 253 bytes at most.
+            bytes.extend([ADDRESS_NAME, name.len() as u8]);
+            bytes.extend(name.as_bytes());
+        }
+    }
+    bytes.extend(destination.port.to_be_bytes());
+    bytes
+}
+
+/// The length of the rest of an answer to a request, by its first five bytes. There is none for a kind of address that is unknown.
+pub fn reply_rest_len(head: [u8; 5]) -> Option<usize> {
+    match head {
+        [VERSION, _, _, ADDRESS_IPV4, _] => Some(3 + 2),
+        [VERSION, _, _, ADDRESS_IPV6, _] => Some(15 + 2),
+        [VERSION, _, _, ADDRESS_NAME, len] => Some(usize::from(len) + 2),
+        _ => None,
+    }
+}
 
 /// What the first bytes of a client say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +122,22 @@ pub enum Reply {
 }
 
 impl Reply {
+    /// What a byte of an answer says. There are no others.
+    pub fn from_byte(byte: u8) -> Option<Reply> {
+        let replies = [
+            Reply::Succeeded,
+            Reply::GeneralFailure,
+            Reply::NotAllowed,
+            Reply::NetworkUnreachable,
+            Reply::HostUnreachable,
+            Reply::ConnectionRefused,
+            Reply::TimedOut,
+            Reply::CommandNotSupported,
+            Reply::AddressTypeNotSupported,
+        ];
+        replies.get(usize::from(byte)).copied()
+    }
+
     /// The answer, with no address of its own: which of the host's addresses a circuit uses is not the guest's business.
     pub fn to_bytes(self) -> [u8; 10] {
         [VERSION, self as u8, 0, ADDRESS_IPV4, 0, 0, 0, 0, 0, 0]
@@ -164,6 +217,34 @@ mod tests {
         bytes.extend(name);
         bytes.extend(port.to_be_bytes());
         bytes
+    }
+
+    #[test]
+    fn what_a_client_says_is_what_is_read() {
+        let greeting = Greeting::Complete {
+            without_authentication: true,
+            len: GREETING.len(),
+        };
+        assert_eq!(Greeting::parse(&GREETING), greeting);
+        for text in ["deb.debian.org:443", "192.0.2.7:1", "[2001:db8::7]:65535"] {
+            let destination = Destination::parse(text).expect("a destination");
+            let bytes = request(&destination);
+            let len = bytes.len();
+            assert_eq!(
+                Request::parse(&bytes),
+                Request::Connect { destination, len }
+            );
+        }
+        for byte in 0..=8 {
+            let reply = Reply::from_byte(byte).expect("a reply").to_bytes();
+            assert_eq!(reply[1], byte);
+            let head = *reply.first_chunk().expect("five bytes");
+            assert_eq!(reply_rest_len(head), Some(reply.len() - 5));
+        }
+        assert_eq!(Reply::from_byte(9), None);
+        assert_eq!(reply_rest_len([5, 0, 0, 3, 9]), Some(11));
+        assert_eq!(reply_rest_len([5, 0, 0, 4, 9]), Some(17));
+        assert_eq!(reply_rest_len([4, 0, 0, 1, 9]), None);
     }
 
     #[test]

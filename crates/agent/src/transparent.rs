@@ -1,0 +1,262 @@
+//! Programs that know nothing of Ringdown, in a guest without a network: `ringdown-agent run -- PROGRAM`. Their TCP connections become circuits, through an egress service of the host.
+//!
+//! # Theory of operation
+//!
+//! The program runs under a filter ([`sys::supervise`]) that stops the calls about AF_INET and AF_INET6 sockets. This process, its parent, answers them:
+//!
+//! - `socket` of a TCP socket gives the program one of AF_VSOCK in its place ([`way::Way`]). That one file is the program's socket from the beginning to the end: whatever
+//!   was done with its descriptor before it is connected (an epoll, a copy, a fork) holds. Nothing stands in the path of its bytes.
+//! - `connect`: the address is read once. This process takes a descriptor of the same socket, connects it to the egress service, says where to, reads the answer to its
+//!   last byte and not further, and then has the program's call succeed, or fail with what the answer means ([`way::open`]). A program that changes its memory meanwhile
+//!   changes nothing.
+//! - `socket` of a UDP socket gives the program one end of a pair, whose other end the resolver has ([`resolver`]). Whatever server a program asks at port 53, the resolver answers, with
+//!   addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so that the policy decides by the name.
+//! - An address of the guest's own is its kernel's: a socket of the kernel's takes the program's place at `connect`, `bind` or `listen`.
+//! - `getsockname`, `getpeername`, `getsockopt` and `setsockopt` say what fits. What they say is remembered by the kernel's number of the socket ([`sockets`]).
+//! - Everything else goes on to the kernel.
+//!
+//! `connect` returns when it is known what has become of it, also on a non-blocking socket.
+//!
+//! This is compatibility and no boundary: there are ways past the filter, and what a guest may call is decided on the host. If this process ends, the calls that stop
+//! fail with `ENOSYS`; circuits that are there go on.
+
+mod address;
+mod dns;
+mod names;
+mod resolver;
+mod sockets;
+mod supervisor;
+mod way;
+
+use std::ffi::OsString;
+use std::io;
+use std::process::Command;
+use std::sync::Arc;
+
+use sys::foreground::Foreground;
+use sys::supervise::{self, SpawnError, Supervision, SystemCall, Watched, When};
+use wire::directory::Request;
+
+use crate::directory;
+use supervisor::Supervisor;
+use way::{VsockWay, Way};
+
+/// The service that is asked for, unless another is named.
+const DEFAULT_SERVICE: &str = "egress";
+
+const AF_INET: u32 = 2;
+const AF_INET6: u32 = 10;
+const SOL_IP: u32 = 0;
+const SOL_SOCKET: u32 = 1;
+const SOL_TCP: u32 = 6;
+const SOL_IPV6: u32 = 41;
+const SO_TYPE: u32 = 3;
+const SO_PROTOCOL: u32 = 38;
+const SO_DOMAIN: u32 = 39;
+
+const fn watch(call: SystemCall, when: When) -> Watched {
+    Watched { call, when }
+}
+
+/// What stops on its way to the kernel. Everything else is as fast as ever.
+const WATCHED: [Watched; 18] = [
+    watch(SystemCall::Socket, When::Are(&[(0, AF_INET)])),
+    watch(SystemCall::Socket, When::Are(&[(0, AF_INET6)])),
+    watch(SystemCall::Connect, When::Always),
+    watch(SystemCall::Bind, When::Always),
+    watch(SystemCall::Listen, When::Always),
+    watch(SystemCall::GetSockName, When::Always),
+    watch(SystemCall::GetPeerName, When::Always),
+    watch(SystemCall::SetSockOpt, When::Are(&[(1, SOL_IP)])),
+    watch(SystemCall::SetSockOpt, When::Are(&[(1, SOL_TCP)])),
+    watch(SystemCall::SetSockOpt, When::Are(&[(1, SOL_IPV6)])),
+    watch(SystemCall::GetSockOpt, When::Are(&[(1, SOL_IP)])),
+    watch(SystemCall::GetSockOpt, When::Are(&[(1, SOL_TCP)])),
+    watch(SystemCall::GetSockOpt, When::Are(&[(1, SOL_IPV6)])),
+    watch(
+        SystemCall::GetSockOpt,
+        When::Are(&[(1, SOL_SOCKET), (2, SO_TYPE)]),
+    ),
+    watch(
+        SystemCall::GetSockOpt,
+        When::Are(&[(1, SOL_SOCKET), (2, SO_PROTOCOL)]),
+    ),
+    watch(
+        SystemCall::GetSockOpt,
+        When::Are(&[(1, SOL_SOCKET), (2, SO_DOMAIN)]),
+    ),
+    watch(SystemCall::SendTo, When::Points(4)),
+    watch(SystemCall::ReceiveFrom, When::Points(4)),
+];
+
+const SUPERVISION: Supervision<'_> = Supervision {
+    watched: &WATCHED,
+    // It makes the calls above past the filter. Programs do without it.
+    missing: &[SystemCall::IoUringSetup],
+    may_gain_privileges: true,
+};
+
+/// What is run, and how.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Run {
+    program: OsString,
+    arguments: Vec<OsString>,
+    egress: Egress,
+    is_verbose: bool,
+}
+
+/// Which service is the way out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Egress {
+    /// By its name: the host is asked for the port.
+    Named(String),
+    /// By its port.
+    Port(u32),
+}
+
+/// Why the program's end is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is no way out.
+    #[error("no way out of this guest: {0}")]
+    NoWay(String),
+    /// It was not started.
+    #[error("cannot run {program:?}: {source}{}", hint(source))]
+    Spawn {
+        /// The program.
+        program: OsString,
+        /// Why.
+        source: SpawnError,
+    },
+    /// This process could not do its part.
+    #[error("cannot {what}: {source}")]
+    Local {
+        /// What it could not do.
+        what: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+fn hint(error: &SpawnError) -> &'static str {
+    match error {
+        SpawnError::Supervision(error)
+            if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) =>
+        {
+            "; this is inside another `ringdown-agent run`, or in a container whose manager supervises it, and there can be one supervisor only"
+        }
+        _ => "",
+    }
+}
+
+impl RunError {
+    /// The exit code, as other programs have it that run a command: 127 if there is none, 126 if it cannot be executed.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            RunError::Spawn {
+                source: SpawnError::Program(error),
+                ..
+            } if error.kind() == io::ErrorKind::NotFound => 127,
+            RunError::Spawn {
+                source: SpawnError::Program(_),
+                ..
+            } => 126,
+            _ => 1,
+        }
+    }
+}
+
+impl Run {
+    /// Reads `[--egress NAME|PORT] [--verbose] [--] PROGRAM [ARGUMENT]...`. Nothing if help is asked for.
+    ///
+    /// # Errors
+    /// What was expected, in words.
+    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Option<Run>, String> {
+        let mut arguments = arguments.into_iter();
+        let (mut egress, mut is_verbose) = (Egress::Named(DEFAULT_SERVICE.to_owned()), false);
+        let program = loop {
+            let next = arguments.next().ok_or("run expects a program")?;
+            match next.to_str() {
+                Some("--help" | "-h") => return Ok(None),
+                Some("--verbose") => is_verbose = true,
+                Some("--egress") => {
+                    let value = arguments.next();
+                    let text = value.as_deref().and_then(|value| value.to_str());
+                    let words = "--egress expects the name or the vsock port of a service";
+                    let text = text.filter(|text| !text.is_empty()).ok_or(words)?;
+                    egress = match text.parse() {
+                        Ok(u32::MAX) => return Err(words.to_owned()),
+                        Ok(port) => Egress::Port(port),
+                        Err(_) => Egress::Named(text.to_owned()),
+                    };
+                }
+                Some("--") => break arguments.next().ok_or("run expects a program")?,
+                Some(option) if option.starts_with('-') => {
+                    return Err(format!("run: unexpected argument {option:?}"));
+                }
+                _ => break next,
+            }
+        };
+        Ok(Some(Run {
+            program,
+            arguments: arguments.collect(),
+            egress,
+            is_verbose,
+        }))
+    }
+
+    /// Runs the program, and returns its exit code, or 128 and the signal that ended it. The process is expected to exit then.
+    ///
+    /// # Errors
+    /// [`RunError`]; unless it is that of waiting, the program was not started.
+    pub fn run(self) -> Result<u8, RunError> {
+        if !cfg!(target_arch = "x86_64") {
+            let words = "run is tried on x86-64 only, and refuses other machines";
+            return Err(RunError::NoWay(words.to_owned()));
+        }
+        let port = match &self.egress {
+            Egress::Port(port) => *port,
+            Egress::Named(name) => port_of(name).map_err(RunError::NoWay)?,
+        };
+        let way = VsockWay { port };
+        let tried = way.socket();
+        tried.map_err(|error| {
+            RunError::NoWay(format!("there are no vsock sockets in this guest: {error}"))
+        })?;
+        self.run_by(Box::new(way))
+    }
+
+    fn run_by(self, way: Box<dyn Way>) -> Result<u8, RunError> {
+        let local = |what| move |source| RunError::Local { what, source };
+        let foreground = Foreground::begin().map_err(local("take the program's signals"))?;
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        let program = self.program;
+        let spawned = supervise::spawn(command, &SUPERVISION);
+        let (child, listener) = spawned.map_err(|source| RunError::Spawn { program, source })?;
+        let supervisor =
+            Supervisor::new(listener, way, self.is_verbose).map_err(local("watch the program"))?;
+        let supervisor = Arc::new(supervisor);
+        let thread = std::thread::Builder::new().name("supervisor".into());
+        thread
+            .spawn(move || supervisor.run())
+            .map_err(local("start a thread"))?;
+        foreground
+            .attend(&child)
+            .map_err(local("wait for the program"))
+    }
+}
+
+/// The port of a service that this guest may call.
+fn port_of(name: &str) -> Result<u32, String> {
+    let hint = "name the service by --egress";
+    let request = Request::parse(format!("SERVICE {name}").as_bytes());
+    let request = request.map_err(|error| format!("{name:?} is no service: {error}"))?;
+    let answer = directory::ask_host(&request)
+        .map_err(|error| format!("the host says of the service {name:?}: {error}; {hint}"))?;
+    let port = answer.split(' ').nth(1).and_then(|port| port.parse().ok());
+    port.ok_or_else(|| format!("the host has no port for the service {name:?}: {answer}; {hint}"))
+}
+
+#[cfg(test)]
+mod tests;

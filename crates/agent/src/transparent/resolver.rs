@@ -1,0 +1,119 @@
+//! Answers the questions that programs send over their datagram sockets, in one thread for all of them.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::dns::{self, MAX_QUESTION_LEN};
+use super::names::Names;
+use super::sockets::{Kind, Sockets};
+
+/// Whatever server a program asks, it is asked at this port.
+pub(crate) const DNS_PORT: u16 = 53;
+
+/// So many questions of one socket are answered before others have their turn.
+const MAX_QUESTIONS: usize = 16;
+
+/// So many sockets are served between two waits.
+const MAX_EVENTS: usize = 64;
+
+/// The thread's sockets.
+#[derive(Debug)]
+pub(crate) struct Resolver {
+    epoll: Arc<OwnedFd>,
+}
+
+impl Resolver {
+    /// # Errors
+    /// The system has no descriptor or no thread left.
+    pub(crate) fn start(
+        sockets: Arc<Mutex<Sockets>>,
+        names: Arc<Mutex<Names>>,
+    ) -> io::Result<Resolver> {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let own = Arc::clone(&epoll);
+        std::thread::Builder::new()
+            .name("resolver".into())
+            .stack_size(128 << 10)
+            .spawn(move || run(&own, &sockets, &names))?;
+        Ok(Resolver { epoll })
+    }
+
+    /// Serves the program at the other end of `end`, whose socket has this number, until it is closed.
+    pub(crate) fn serve(&self, end: &OwnedFd, number: u64) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(number);
+        Ok(epoll::add(
+            &self.epoll,
+            end,
+            data,
+            epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
+        )?)
+    }
+}
+
+fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, names: &Mutex<Names>) {
+    let mut events = Vec::with_capacity(MAX_EVENTS);
+    loop {
+        events.clear();
+        match epoll::wait(epoll, spare_capacity(&mut events), None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => {
+                eprintln!("ringdown-agent run: names are not resolved any more: {error}");
+                return;
+            }
+        }
+        for event in &events {
+            let number = event.data.u64();
+            // Nothing panics while it holds the lock.
+            let lock = || sockets.lock().unwrap_or_else(PoisonError::into_inner);
+            let end = lock().get_mut(number).and_then(|socket| {
+                let is_asked = socket.peer.is_none_or(|peer| peer.port() == DNS_PORT);
+                match &socket.kind {
+                    Kind::Datagram(end) => Some((Arc::clone(end), is_asked)),
+                    Kind::Stream(_) => None,
+                }
+            });
+            // Its last end here is gone with its entry, and it with that.
+            let Some((end, is_asked)) = end else { continue };
+            let is_open = serve(&end, is_asked, names);
+            // A program that sends no more gets no more: such an end would be readable for ever.
+            let ended = epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR;
+            let flags = event.flags;
+            if flags.intersects(ended) || !is_open {
+                let _ = epoll::delete(epoll, &*end);
+                lock().remove(number);
+            }
+        }
+    }
+}
+
+/// Answers what is there, and returns whether there may be more.
+fn serve(end: &OwnedFd, is_asked: bool, names: &Mutex<Names>) -> bool {
+    let mut bytes = [0; MAX_QUESTION_LEN];
+    for _ in 0..MAX_QUESTIONS {
+        match rustix::net::recv(end, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((len, _)) if is_asked => answer(end, &bytes[..len], names),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return true,
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Answers a question, if it is one. As over UDP, an answer for which there is no room is lost.
+pub(crate) fn answer(end: &OwnedFd, question: &[u8], names: &Mutex<Names>) {
+    let answer = {
+        let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+        dns::answer(question, &mut names)
+    };
+    if let Some(answer) = answer {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let _ = rustix::net::send(end, &answer, flags);
+    }
+}

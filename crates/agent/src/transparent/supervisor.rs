@@ -1,0 +1,340 @@
+//! Answers the program's calls, one after the other; what may take long has a thread while it lasts.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use sys::supervise::{Listener, PendingCall, SystemCall, Thread};
+
+use super::address::{Family, Given, MAX_ADDRESS_LEN};
+use super::names::Names;
+use super::resolver::Resolver;
+use super::sockets::{Kind, Progress, Socket, Sockets, number_of};
+use super::way::Way;
+use super::{address, names};
+
+mod connect;
+mod datagram;
+mod options;
+
+/// So many calls may wait at once for the host, or for an answer to a question. Further ones fail with `EAGAIN`.
+const MAX_WAITING: usize = 512;
+
+/// The stack of a thread of such a call, in bytes.
+const STACK_LEN: usize = 128 << 10;
+
+/// The bits of `socket`'s second argument that are the type; the others are flags.
+const SOCKET_TYPE_MASK: u64 = 0xf;
+
+const PROTOCOL_ICMP: u32 = 1;
+const PROTOCOL_TCP: u32 = 6;
+const PROTOCOL_UDP: u32 = 17;
+const PROTOCOL_ICMPV6: u32 = 58;
+
+/// What becomes of a call.
+enum Outcome {
+    /// The kernel does it.
+    Kernel,
+    /// It returns this.
+    Returns(u32),
+    /// It has been answered, or will be.
+    Elsewhere,
+}
+
+const SUCCESS: Outcome = Outcome::Returns(0);
+
+/// Answers the calls of one program and its descendants.
+pub(crate) struct Supervisor {
+    listener: Listener,
+    way: Box<dyn Way>,
+    sockets: Arc<Mutex<Sockets>>,
+    names: Arc<Mutex<Names>>,
+    resolver: Resolver,
+    waiting: AtomicUsize,
+    is_verbose: bool,
+}
+
+impl Supervisor {
+    /// # Errors
+    /// The system has no descriptor or no thread left.
+    pub(crate) fn new(
+        listener: Listener,
+        way: Box<dyn Way>,
+        is_verbose: bool,
+    ) -> io::Result<Supervisor> {
+        let sockets = Arc::default();
+        let names = Arc::default();
+        Ok(Supervisor {
+            listener,
+            way,
+            resolver: Resolver::start(Arc::clone(&sockets), Arc::clone(&names))?,
+            sockets,
+            names,
+            waiting: AtomicUsize::new(0),
+            is_verbose,
+        })
+    }
+
+    /// Answers calls for as long as this process lives.
+    pub(crate) fn run(self: &Arc<Supervisor>) {
+        loop {
+            match self.listener.receive() {
+                Ok(Some(call)) => self.take(call),
+                Ok(None) => {}
+                Err(error) => {
+                    // Without its listener, the program's calls fail and do not hang.
+                    eprintln!("ringdown-agent run: cannot watch the program any more: {error}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(self: &Arc<Supervisor>, call: PendingCall) {
+        let call = Arc::new(call);
+        let outcome = match call.call {
+            SystemCall::Socket => self.socket(&call),
+            SystemCall::Connect => self.connect(&call),
+            SystemCall::Bind => self.bind(&call),
+            SystemCall::Listen => self.listen(&call),
+            SystemCall::GetSockName | SystemCall::GetPeerName => self.name(&call),
+            SystemCall::GetSockOpt => self.get_option(&call),
+            SystemCall::SetSockOpt => self.set_option(&call),
+            SystemCall::SendTo => self.send_to(&call),
+            SystemCall::ReceiveFrom => self.receive_from(&call),
+            // They are not watched.
+            SystemCall::SendMessage | SystemCall::ReceiveMessage | SystemCall::IoUringSetup => {
+                Ok(Outcome::Kernel)
+            }
+        };
+        self.carry_out(&call, outcome);
+    }
+
+    /// A call whose thread has ended needs no answer, and no other failure is possible.
+    fn carry_out(&self, call: &PendingCall, outcome: Result<Outcome, Errno>) {
+        let _ = match outcome {
+            Ok(Outcome::Kernel) => self.listener.let_through(call),
+            Ok(Outcome::Returns(value)) => self.listener.answer(call, Ok(value)),
+            Ok(Outcome::Elsewhere) => Ok(()),
+            Err(errno) => self.listener.answer(call, Err(errno)),
+        };
+    }
+
+    /// Does what may take long in a thread of its own, and then answers the call.
+    fn wait_apart(
+        self: &Arc<Supervisor>,
+        call: &Arc<PendingCall>,
+        work: impl FnOnce(&Supervisor, &PendingCall) -> Result<Outcome, Errno> + Send + 'static,
+    ) -> Result<Outcome, Errno> {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(Errno::AGAIN);
+        }
+        let (supervisor, call) = (Arc::clone(self), Arc::clone(call));
+        let work = move || {
+            let outcome = work(&supervisor, &call);
+            supervisor.waiting.fetch_sub(1, Ordering::Relaxed);
+            supervisor.carry_out(&call, outcome);
+        };
+        let thread = std::thread::Builder::new()
+            .name("call".into())
+            .stack_size(STACK_LEN);
+        match thread.spawn(work) {
+            Ok(_) => Ok(Outcome::Elsewhere),
+            Err(_) => {
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                Err(Errno::AGAIN)
+            }
+        }
+    }
+
+    /// `socket(AF_INET, …)` and `socket(AF_INET6, …)`: one that stands in for it.
+    fn socket(&self, call: &PendingCall) -> Result<Outcome, Errno> {
+        let [domain, kind, protocol, ..] = call.arguments;
+        let Some(family) = Family::of(domain) else {
+            return Ok(Outcome::Kernel);
+        };
+        let flags =
+            SocketFlags::from_bits((kind & !SOCKET_TYPE_MASK) as u32).ok_or(Errno::INVAL)?;
+        if !(SocketFlags::NONBLOCK | SocketFlags::CLOEXEC).contains(flags) {
+            return Err(Errno::INVAL);
+        }
+        let kind = SocketType::from_raw((kind & SOCKET_TYPE_MASK) as u32);
+        let (socket, kind) = match (kind, protocol as u32) {
+            (SocketType::STREAM, 0 | PROTOCOL_TCP) => {
+                let socket = self.way.socket().map_err(errno)?;
+                (socket, Kind::Stream(Progress::New))
+            }
+            (SocketType::DGRAM, 0 | PROTOCOL_UDP) => self.datagram_pair()?,
+            // As where the range of groups that may ping is empty.
+            (SocketType::DGRAM, PROTOCOL_ICMP | PROTOCOL_ICMPV6) => return Err(Errno::ACCESS),
+            (SocketType::STREAM | SocketType::DGRAM, _) => return Err(Errno::PROTONOSUPPORT),
+            (SocketType::RAW, _) => return Err(Errno::PERM),
+            _ => return Err(Errno::SOCKTNOSUPPORT),
+        };
+        rustix::io::ioctl_fionbio(&socket, flags.contains(SocketFlags::NONBLOCK))?;
+        let number = self.remember(&socket, Socket::new(family, kind))?;
+        let close_on_exec = flags.contains(SocketFlags::CLOEXEC);
+        let given = self
+            .listener
+            .answer_with_descriptor(call, socket.as_fd(), close_on_exec);
+        given.map_err(|error| {
+            self.sockets().remove(number);
+            errno(error)
+        })?;
+        Ok(Outcome::Elsewhere)
+    }
+
+    /// Remembers a socket before its program has it.
+    fn remember(&self, socket: &OwnedFd, remembered: Socket) -> Result<u64, Errno> {
+        let number = number_of(socket.as_fd()).ok_or(Errno::NOMEM)?;
+        let end = match &remembered.kind {
+            Kind::Datagram(end) => Some(Arc::clone(end)),
+            Kind::Stream(_) => None,
+        };
+        let added = self.sockets().add(number, remembered);
+        added.map_err(|_| Errno::NOBUFS)?;
+        if let Some(end) = end {
+            self.resolver.serve(&end, number).map_err(errno)?;
+        }
+        Ok(number)
+    }
+
+    /// The file of the call's descriptor, if it is a socket, and its number.
+    fn file(&self, call: &PendingCall) -> Option<(OwnedFd, u64)> {
+        // Descriptors are ints.
+        let socket = Thread(call.thread).descriptor(call.arguments[0] as i32);
+        let socket = socket.ok()?;
+        let number = number_of(socket.as_fd())?;
+        Some((socket, number))
+    }
+
+    /// `getsockname` and `getpeername`: the addresses that the program knows.
+    fn name(&self, call: &PendingCall) -> Result<Outcome, Errno> {
+        let Some((_, number)) = self.file(call) else {
+            return Ok(Outcome::Kernel);
+        };
+        let address = {
+            let mut sockets = self.sockets();
+            let Some(socket) = sockets.get_mut(number) else {
+                return Ok(Outcome::Kernel);
+            };
+            let is_peer = call.call == SystemCall::GetPeerName;
+            let shown = match (&socket.kind, is_peer) {
+                (Kind::Stream(Progress::Local), _) => return Ok(Outcome::Kernel),
+                (Kind::Stream(Progress::Connected) | Kind::Datagram(_), true) => {
+                    socket.peer.ok_or(Errno::NOTCONN)?
+                }
+                (Kind::Stream(_), true) => return Err(Errno::NOTCONN),
+                (_, false) => socket.own.unwrap_or_else(|| socket.family.unspecified()),
+            };
+            socket.family.shown(shown)
+        };
+        self.write_address(call, address, call.arguments[1], call.arguments[2])?;
+        Ok(SUCCESS)
+    }
+
+    /// Writes an address where the program wants it, as much of it as it has room for.
+    fn write_address(
+        &self,
+        call: &PendingCall,
+        address: SocketAddr,
+        pointer: u64,
+        len_pointer: u64,
+    ) -> Result<(), Errno> {
+        let bytes = address::to_bytes(address);
+        self.write_value(call, &bytes, pointer, len_pointer)?;
+        // The program learns how long it would have been.
+        self.write(call, &(bytes.len() as u32).to_ne_bytes(), len_pointer)
+    }
+
+    /// Writes a value whose room the program says at `len_pointer`, and how much it was.
+    fn write_value(
+        &self,
+        call: &PendingCall,
+        bytes: &[u8],
+        pointer: u64,
+        len_pointer: u64,
+    ) -> Result<(), Errno> {
+        let mut room = [0; 4];
+        self.read(call, &mut room, len_pointer)?;
+        let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::INVAL)?;
+        let bytes = &bytes[..bytes.len().min(room)];
+        self.write(call, bytes, pointer)?;
+        self.write(call, &(bytes.len() as u32).to_ne_bytes(), len_pointer)
+    }
+
+    /// Reads the address at the call's second and third argument, once: what is decided is about what was read.
+    fn given(&self, call: &PendingCall, family: Family) -> Result<Given, Errno> {
+        let [_, pointer, len, ..] = call.arguments;
+        self.given_at(call, family, pointer, len)
+    }
+
+    fn given_at(
+        &self,
+        call: &PendingCall,
+        family: Family,
+        pointer: u64,
+        len: u64,
+    ) -> Result<Given, Errno> {
+        let mut bytes = [0; MAX_ADDRESS_LEN];
+        let bytes = bytes.get_mut(..len as u32 as usize).ok_or(Errno::INVAL)?;
+        self.read(call, bytes, pointer)?;
+        address::parse(bytes, family)
+    }
+
+    fn read(&self, call: &PendingCall, bytes: &mut [u8], pointer: u64) -> Result<(), Errno> {
+        let memory = Thread(call.thread).memory().map_err(errno)?;
+        self.still_pending(call)?;
+        memory
+            .read_exact_at(bytes, pointer)
+            .map_err(|_| Errno::FAULT)
+    }
+
+    fn write(&self, call: &PendingCall, bytes: &[u8], pointer: u64) -> Result<(), Errno> {
+        let memory = Thread(call.thread).writable_memory().map_err(errno)?;
+        self.still_pending(call)?;
+        memory
+            .write_all_at(bytes, pointer)
+            .map_err(|_| Errno::FAULT)
+    }
+
+    /// What was opened of the thread is the calling one's only if the call still waits.
+    fn still_pending(&self, call: &PendingCall) -> Result<(), Errno> {
+        match self.listener.is_pending(call) {
+            true => Ok(()),
+            false => Err(Errno::SRCH),
+        }
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, Sockets> {
+        // Nothing panics while it holds the lock.
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn names(&self) -> MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A socket of the guest's own kernel.
+fn kernel_socket(family: Family) -> Result<OwnedFd, Errno> {
+    let family = AddressFamily::from_raw(family.number());
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+}
+
+/// An address that a socket may show as its own which has none of the kernel's, with a port of those that the kernel gives.
+fn own_address(like: SocketAddr, number: u64) -> SocketAddr {
+    let port = 32_768 + (number % 28_232) as u16;
+    (names::own_address(like.ip()), port).into()
+}
+
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::NOMEM)
+}

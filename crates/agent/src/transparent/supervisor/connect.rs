@@ -1,0 +1,308 @@
+//! `connect`, `bind` and `listen`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_reuseaddr, socket_reuseaddr};
+use sys::supervise::{PendingCall, Thread};
+use wire::destination::{Destination, Host};
+
+use super::super::address::{Family, Given};
+use super::super::names::Meaning;
+use super::super::resolver::DNS_PORT;
+use super::super::sockets::{Kind, Progress, Socket, number_of};
+use super::super::way;
+use super::{Outcome, SUCCESS, Supervisor, errno, kernel_socket, own_address};
+
+/// How long a call may take: a little longer than Linux tries with TCP.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
+
+/// A stream that is to be connected.
+struct Dial {
+    socket: OwnedFd,
+    number: u64,
+    family: Family,
+    /// How far it had come before.
+    progress: Progress,
+    to: SocketAddr,
+}
+
+/// Where an address leads.
+enum Target {
+    /// The guest itself.
+    Guest,
+    /// Out.
+    Out(Destination),
+}
+
+impl Supervisor {
+    pub(super) fn connect(
+        self: &Arc<Supervisor>,
+        call: &Arc<PendingCall>,
+    ) -> Result<Outcome, Errno> {
+        let Some((socket, number)) = self.file(call) else {
+            return Ok(Outcome::Kernel);
+        };
+        let Some((family, kind)) = self.kind_of(number) else {
+            return Ok(Outcome::Kernel);
+        };
+        let to = match self.given(call, family)? {
+            Given::Address(to) => Some(to),
+            Given::Unspecified => None,
+            Given::Foreign => return Err(Errno::AFNOSUPPORT),
+        };
+        let progress = match (kind, to) {
+            (Kind::Datagram(_), to) => return self.connect_datagram(number, to),
+            (Kind::Stream(progress), Some(_)) => progress,
+            (Kind::Stream(Progress::Local), None) => return Ok(Outcome::Kernel),
+            // A circuit ends with its socket only.
+            (Kind::Stream(Progress::Connected), None) => return Err(Errno::OPNOTSUPP),
+            (Kind::Stream(_), None) => return Ok(SUCCESS),
+        };
+        let (Some(to), mut sockets) = (to, self.sockets()) else {
+            return Ok(Outcome::Kernel);
+        };
+        let Some(remembered) = sockets.get_mut(number) else {
+            return Ok(Outcome::Kernel);
+        };
+        match progress {
+            Progress::Connecting => return Err(Errno::ALREADY),
+            Progress::Connected => return Err(Errno::ISCONN),
+            Progress::Local if is_of_guest(to.ip()) => return Ok(Outcome::Kernel),
+            Progress::New | Progress::Spent | Progress::Local => {}
+        }
+        remembered.kind = Kind::Stream(Progress::Connecting);
+        drop(sockets);
+        let dial = Dial {
+            socket,
+            number,
+            family,
+            progress,
+            to,
+        };
+        let started = self.wait_apart(call, move |own, call| own.dial(call, dial));
+        if started.is_err() {
+            self.set_progress(number, progress);
+        }
+        started
+    }
+
+    pub(super) fn kind_of(&self, number: u64) -> Option<(Family, Kind)> {
+        let mut sockets = self.sockets();
+        let socket = sockets.get_mut(number)?;
+        Some((socket.family, socket.kind.clone()))
+    }
+
+    fn set_progress(&self, number: u64, progress: Progress) {
+        if let Some(socket) = self.sockets().get_mut(number) {
+            socket.kind = Kind::Stream(progress);
+        }
+    }
+
+    /// Where an address leads.
+    fn target(&self, to: SocketAddr) -> Result<Target, Errno> {
+        if is_of_guest(to.ip()) {
+            return Ok(Target::Guest);
+        }
+        let host = match self.names().meaning_of(to.ip()) {
+            Meaning::Name(name) => Host::Name(name),
+            Meaning::Nothing => return Err(Errno::HOSTUNREACH),
+            Meaning::Itself => Host::from(to.ip()),
+        };
+        let is_group = match &host {
+            Host::Address(IpAddr::V4(ip)) => ip.is_multicast() || ip.is_broadcast(),
+            Host::Address(IpAddr::V6(ip)) => ip.is_multicast(),
+            Host::Name(_) => false,
+        };
+        if is_group {
+            return Err(Errno::NETUNREACH);
+        }
+        // As Linux says of port 0.
+        let destination = Destination::new(host, to.port());
+        destination.map(Target::Out).map_err(|_| Errno::CONNREFUSED)
+    }
+
+    fn dial(&self, call: &PendingCall, mut dial: Dial) -> Result<Outcome, Errno> {
+        let dialled = self.try_dial(call, &mut dial);
+        if dialled.is_err() {
+            self.set_progress(dial.number, Progress::Spent);
+        }
+        dialled
+    }
+
+    fn try_dial(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
+        let to = dial.to;
+        let destination = match self.target(to) {
+            Ok(Target::Out(destination)) => destination,
+            Ok(Target::Guest) => return self.dial_guest(call, dial),
+            Err(errno) => {
+                self.say(to, Err(errno));
+                return Err(errno);
+            }
+        };
+        if dial.progress != Progress::New {
+            let fresh = self.way.socket().map_err(errno)?;
+            self.replace(call, dial, fresh, Progress::Connecting)?;
+        }
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let opened = way::open(&*self.way, dial.socket.as_fd(), &destination, deadline);
+        self.say(&destination, opened);
+        opened?;
+        let own = own_address(to, self.way.own_port(dial.socket.as_fd()).into());
+        if let Some(socket) = self.sockets().get_mut(dial.number) {
+            socket.kind = Kind::Stream(Progress::Connected);
+            (socket.peer, socket.own) = (Some(to), Some(own));
+        }
+        Ok(SUCCESS)
+    }
+
+    /// An address of the guest's own: that is its kernel's business, and a socket of the kernel's takes the place of the program's.
+    fn dial_guest(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
+        let own = kernel_socket(dial.family).map_err(|_| Errno::CONNREFUSED)?;
+        self.replace(call, dial, own, Progress::Local)?;
+        // Not the kernel, which would read the address again.
+        let connected = rustix::net::connect(&dial.socket, &dial.to);
+        match connected {
+            Ok(()) => Ok(SUCCESS),
+            // It goes on as a socket of the kernel's.
+            Err(errno) => {
+                let _ = self.listener.answer(call, Err(errno));
+                Ok(Outcome::Elsewhere)
+            }
+        }
+    }
+
+    /// Puts another socket into the place of the program's, at each of the process's descriptors of it, with its mode and its options.
+    fn replace(
+        &self,
+        call: &PendingCall,
+        dial: &mut Dial,
+        fresh: OwnedFd,
+        progress: Progress,
+    ) -> Result<(), Errno> {
+        let is_nonblocking = fcntl_getfl(&dial.socket)?.contains(OFlags::NONBLOCK);
+        rustix::io::ioctl_fionbio(&fresh, is_nonblocking)?;
+        let number = number_of(fresh.as_fd()).ok_or(Errno::NOMEM)?;
+        let mut socket = Socket::new(dial.family, Kind::Stream(progress));
+        if let Some(old) = self.sockets().get_mut(dial.number) {
+            for (level, option, value) in old.options() {
+                socket.set_option(*level, *option, value.clone());
+            }
+        }
+        if progress == Progress::Local {
+            let _ = set_socket_reuseaddr(&fresh, socket_reuseaddr(&dial.socket)?);
+            for (level, option, value) in socket.options() {
+                // What the kernel does not take, it would not have taken before.
+                let (level, option) = (*level as i32, *option as i32);
+                let _ = sys::sockets::set_option(fresh.as_fd(), level, option, value);
+            }
+        }
+        let inode = fstat(&dial.socket)?.st_ino;
+        let descriptors = Thread(call.thread).descriptors_of(inode).map_err(errno)?;
+        let added = self.sockets().add(number, socket);
+        added.map_err(|_| Errno::NOBUFS)?;
+        for (descriptor, close_on_exec) in descriptors {
+            self.listener
+                .put_descriptor(call, fresh.as_fd(), descriptor, close_on_exec)
+                .map_err(errno)?;
+        }
+        self.sockets().remove(dial.number);
+        (dial.socket, dial.number) = (fresh, number);
+        Ok(())
+    }
+
+    /// `bind`: the program wants to listen, or does not care where it calls from. Only its own guest can call it.
+    pub(super) fn bind(&self, call: &PendingCall) -> Result<Outcome, Errno> {
+        let Some((socket, number)) = self.file(call) else {
+            return Ok(Outcome::Kernel);
+        };
+        let Some((family, kind)) = self.kind_of(number) else {
+            return Ok(Outcome::Kernel);
+        };
+        let progress = match kind {
+            Kind::Stream(Progress::Local) => return Ok(Outcome::Kernel),
+            Kind::Stream(progress) => progress,
+            Kind::Datagram(_) => return self.bind_datagram(call, number, family),
+        };
+        let to = match self.given(call, family)? {
+            Given::Address(to) => to,
+            Given::Unspecified => family.unspecified(),
+            Given::Foreign => return Err(Errno::AFNOSUPPORT),
+        };
+        if !matches!(progress, Progress::New | Progress::Spent) {
+            return Err(Errno::INVAL);
+        }
+        let mut dial = Dial {
+            socket,
+            number,
+            family,
+            progress,
+            to,
+        };
+        let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
+        self.replace(call, &mut dial, own, Progress::Local)?;
+        rustix::net::bind(&dial.socket, &to)?;
+        Ok(SUCCESS)
+    }
+
+    /// `listen`, of a socket that was not bound: the kernel chooses a port.
+    pub(super) fn listen(&self, call: &PendingCall) -> Result<Outcome, Errno> {
+        let Some((socket, number)) = self.file(call) else {
+            return Ok(Outcome::Kernel);
+        };
+        let Some((family, Kind::Stream(progress))) = self.kind_of(number) else {
+            return Ok(Outcome::Kernel);
+        };
+        match progress {
+            Progress::Local => return Ok(Outcome::Kernel),
+            Progress::New | Progress::Spent => {}
+            Progress::Connecting | Progress::Connected => return Err(Errno::INVAL),
+        }
+        let mut dial = Dial {
+            socket,
+            number,
+            family,
+            progress,
+            to: family.unspecified(),
+        };
+        let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
+        self.replace(call, &mut dial, own, Progress::Local)?;
+        rustix::net::listen(&dial.socket, call.arguments[1] as i32)?;
+        Ok(SUCCESS)
+    }
+
+    /// `connect` of a datagram socket: whom its questions are for.
+    fn connect_datagram(&self, number: u64, to: Option<SocketAddr>) -> Result<Outcome, Errno> {
+        let mut sockets = self.sockets();
+        let Some(socket) = sockets.get_mut(number) else {
+            return Ok(Outcome::Kernel);
+        };
+        match to {
+            Some(to) if to.port() != DNS_PORT => return Err(Errno::NETUNREACH),
+            Some(to) => socket.own = Some(own_address(to, number)),
+            None => {}
+        }
+        socket.peer = to;
+        Ok(SUCCESS)
+    }
+
+    /// What became of a call, for a person who wants to know.
+    fn say(&self, to: impl std::fmt::Display, result: Result<(), Errno>) {
+        if self.is_verbose {
+            match result {
+                Ok(()) => eprintln!("ringdown-agent run: {to}: connected"),
+                Err(errno) => eprintln!("ringdown-agent run: {to}: {errno}"),
+            }
+        }
+    }
+}
+
+/// Whether an address is the guest's own.
+fn is_of_guest(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    address.is_loopback() || address.is_unspecified()
+}

@@ -1,0 +1,424 @@
+//! With a real program, which is this one, supervised by itself, and an egress service that is a thread of the test behind a UNIX socket: no test opens AF_VSOCK.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_tcp_nodelay, socket_domain, socket_type, tcp_nodelay};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use wire::destination::{Destination, Host};
+use wire::socks::{self, Greeting, Reply};
+
+use super::*;
+
+/// What the program that is supervised is to do, if that is what this process is.
+const PART: &str = "RINGDOWN_TEST_PART";
+
+/// What the egress service sends behind its answer, in the same write.
+const EARLY: &[u8] = b"the first words of the server";
+
+/// Over a UNIX socket.
+struct UnixWay {
+    path: PathBuf,
+}
+
+impl Way for UnixWay {
+    fn socket(&self) -> io::Result<OwnedFd> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
+    }
+
+    fn connect(&self, socket: BorrowedFd<'_>, _: Instant) -> Result<(), Errno> {
+        let address = rustix::net::SocketAddrUnix::new(&self.path)?;
+        rustix::net::connect(socket, &address)
+    }
+
+    fn own_port(&self, _: BorrowedFd<'_>) -> u32 {
+        4711
+    }
+}
+
+/// An egress service that lets calls through to a server that sends words at once, and then back what it gets. The name says what becomes of the call.
+fn egress(listener: &UnixListener, asked: &Mutex<Vec<String>>) {
+    for stream in listener.incoming().flatten() {
+        let mut said = Vec::new();
+        let destination = read_request(&stream, &mut said);
+        asked.lock().unwrap().push(destination.to_string());
+        let reply = match &destination.host {
+            Host::Name(name) if name == "denied.example" => Reply::NotAllowed,
+            Host::Name(name) if name == "refused.example" => Reply::ConnectionRefused,
+            Host::Name(name) if name == "unknown.example" => Reply::HostUnreachable,
+            _ => Reply::Succeeded,
+        };
+        let mut stream = stream;
+        let mut answer = reply.to_bytes().to_vec();
+        if reply == Reply::Succeeded {
+            answer.extend(EARLY);
+        }
+        stream.write_all(&answer).unwrap();
+        if reply == Reply::Succeeded {
+            std::thread::spawn(move || {
+                std::io::copy(&mut stream.try_clone().unwrap(), &mut stream)
+            });
+        }
+    }
+}
+
+/// Byte by byte, as it may come.
+fn read_request(mut stream: &UnixStream, said: &mut Vec<u8>) -> Destination {
+    loop {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        said.push(byte[0]);
+        let Greeting::Complete { len, .. } = Greeting::parse(said) else {
+            continue;
+        };
+        if said.len() == len {
+            stream.write_all(&socks::METHOD_ACCEPTED).unwrap();
+        }
+        if let socks::Request::Connect { destination, .. } = socks::Request::parse(&said[len..]) {
+            return destination;
+        }
+    }
+}
+
+/// Runs this program in that part, and returns what it said, and what egress was asked for.
+fn run(part: &str) -> (String, Vec<String>) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("egress");
+    let listener = UnixListener::bind(&path).unwrap();
+    let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+    let theirs = Arc::clone(&asked);
+    std::thread::spawn(move || egress(&listener, &theirs));
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            "transparent::tests::supervised_part",
+            "--nocapture",
+        ])
+        .env(PART, part)
+        .stdout(Stdio::piped());
+    let (child, listener) = supervise::spawn(command, &SUPERVISION).unwrap();
+    let supervisor = Supervisor::new(listener, Box::new(UnixWay { path }), false).unwrap();
+    let supervisor = Arc::new(supervisor);
+    std::thread::spawn(move || supervisor.run());
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    let asked = asked.lock().unwrap().clone();
+    let (_, said) = text.split_once("said <").unwrap();
+    (said.split_once(">\n").unwrap().0.to_owned(), asked)
+}
+
+/// Not a test of its own: what the supervised program does. It prints what it saw.
+#[test]
+fn supervised_part() {
+    let said = match std::env::var(PART).as_deref() {
+        Ok("names") => names_part(),
+        Ok("refusals") => refusals_part(),
+        Ok("epoll") => epoll_part(),
+        Ok("options") => options_part(),
+        Ok("loopback") => loopback_part(),
+        Ok("datagrams") => datagrams_part(),
+        Ok("races") => races_part(),
+        _ => return,
+    };
+    println!("said <{said}>");
+}
+
+fn read_early(stream: &mut TcpStream) {
+    let mut bytes = vec![0; EARLY.len()];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes, EARLY);
+}
+
+fn echo(stream: &mut TcpStream, words: &[u8]) {
+    stream.write_all(words).unwrap();
+    let mut bytes = vec![0; words.len()];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(bytes, words);
+}
+
+/// The names' addresses by the C library, whose server is whatever the machine says.
+fn names_part() -> String {
+    let found: Vec<SocketAddr> = ("Web.Example", 443).to_socket_addrs().unwrap().collect();
+    for address in &found {
+        let mut stream = TcpStream::connect(address).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), *address);
+        let own = stream.local_addr().unwrap();
+        assert_eq!(own.is_ipv4(), address.is_ipv4());
+        assert_ne!(own.port(), 0);
+        read_early(&mut stream);
+        echo(&mut stream, b"hello");
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0);
+    }
+    let mut stream = TcpStream::connect("192.0.2.7:80").unwrap();
+    read_early(&mut stream);
+    assert_eq!(stream.peer_addr().unwrap().to_string(), "192.0.2.7:80");
+    let mut addresses: Vec<String> = found.iter().map(|found| found.ip().to_string()).collect();
+    addresses.sort();
+    addresses.join(" ")
+}
+
+#[test]
+fn a_name_becomes_a_circuit_by_that_name() {
+    let (said, asked) = run("names");
+    assert_eq!(said, "198.18.0.2 fd72:696e:6764::2");
+    let name = "web.example:443".to_owned();
+    assert_eq!(asked, [name.clone(), name, "192.0.2.7:80".to_owned()]);
+}
+
+fn refusals_part() -> String {
+    let mut said = Vec::new();
+    for name in ["denied.example", "refused.example", "unknown.example"] {
+        let address = (name, 80).to_socket_addrs().unwrap().next().unwrap();
+        let error = TcpStream::connect(address).unwrap_err();
+        said.push(format!("{:?}", error.raw_os_error().unwrap()));
+    }
+    for address in ["198.19.0.1:80", "224.0.0.1:80", "192.0.2.1:0"] {
+        let error = TcpStream::connect(address).unwrap_err();
+        said.push(format!("{:?}", error.raw_os_error().unwrap()));
+    }
+    // A socket that was refused may try again.
+    let socket = socket_with(
+        AddressFamily::INET,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let socket = socket.unwrap();
+    let refused: SocketAddr = "198.19.0.1:80".parse().unwrap();
+    rustix::net::connect(&socket, &refused).unwrap_err();
+    assert!(rustix::net::getpeername(&socket).is_err());
+    let good: SocketAddr = "192.0.2.7:80".parse().unwrap();
+    rustix::net::connect(&socket, &good).unwrap();
+    assert_eq!(rustix::net::connect(&socket, &good), Err(Errno::ISCONN));
+    let mut stream = TcpStream::from(socket);
+    read_early(&mut stream);
+    echo(&mut stream, b"hello");
+    let kinds = [SocketType::RAW, SocketType::SEQPACKET].map(|kind| {
+        let refused = socket_with(AddressFamily::INET, kind, SocketFlags::empty(), None);
+        refused.unwrap_err().raw_os_error().to_string()
+    });
+    said.extend(kinds);
+    said.join(" ")
+}
+
+#[test]
+fn a_refusal_is_the_error_that_it_means() {
+    let (said, asked) = run("refusals");
+    let expected = [
+        Errno::ACCESS,
+        Errno::CONNREFUSED,
+        Errno::HOSTUNREACH,
+        Errno::HOSTUNREACH,
+        Errno::NETUNREACH,
+        Errno::CONNREFUSED,
+        Errno::PERM,
+        Errno::SOCKTNOSUPPORT,
+    ];
+    let expected: Vec<String> = expected
+        .iter()
+        .map(|errno| errno.raw_os_error().to_string())
+        .collect();
+    assert_eq!(said, expected.join(" "));
+    assert_eq!(asked.len(), 4, "{asked:?}");
+}
+
+/// An epoll that watches the socket before it is connected, and a copy of its descriptor: both are of the circuit.
+fn epoll_part() -> String {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let data = epoll::EventData::new_u64(7);
+    epoll::add(&epoll, &socket, data, epoll::EventFlags::IN).unwrap();
+    let copy = rustix::io::dup(&socket).unwrap();
+    let to: SocketAddr = "192.0.2.7:80".parse().unwrap();
+    rustix::net::connect(&socket, &to).unwrap();
+    let mut events = Vec::with_capacity(4);
+    let spare = rustix::buffer::spare_capacity(&mut events);
+    assert_eq!(epoll::wait(&epoll, spare, None).unwrap(), 1);
+    drop(socket);
+    let mut stream = TcpStream::from(copy);
+    stream.set_nonblocking(false).unwrap();
+    read_early(&mut stream);
+    echo(&mut stream, b"through a copy");
+    "done".to_owned()
+}
+
+#[test]
+fn what_was_done_with_the_descriptor_before_holds() {
+    assert_eq!(run("epoll").0, "done");
+}
+
+fn options_part() -> String {
+    let address: SocketAddr = "192.0.2.7:80".parse().unwrap();
+    let stream = TcpStream::connect(address).unwrap();
+    assert!(!tcp_nodelay(&stream).unwrap());
+    set_tcp_nodelay(&stream, true).unwrap();
+    assert!(tcp_nodelay(&stream).unwrap());
+    assert_eq!(socket_domain(&stream), Ok(AddressFamily::INET));
+    assert_eq!(socket_type(&stream), Ok(SocketType::STREAM));
+    let datagram = UdpSocket::bind("[::]:0").unwrap();
+    assert_eq!(socket_domain(&datagram), Ok(AddressFamily::INET6));
+    assert_eq!(socket_type(&datagram), Ok(SocketType::DGRAM));
+    // Sockets of other families are the kernel's.
+    let (one, other) = UnixStream::pair().unwrap();
+    assert_eq!(socket_domain(&one), Ok(AddressFamily::UNIX));
+    assert!(other.peer_addr().unwrap().is_unnamed());
+    "done".to_owned()
+}
+
+#[test]
+fn options_are_taken_and_remembered() {
+    assert_eq!(run("options").0, "done");
+}
+
+fn loopback_part() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    assert_ne!(address.port(), 0);
+    let caller = std::thread::spawn(move || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), address);
+        stream.write_all(b"inside").unwrap();
+    });
+    let (mut stream, from) = listener.accept().unwrap();
+    assert!(from.ip().is_loopback());
+    let mut words = String::new();
+    stream.read_to_string(&mut words).unwrap();
+    caller.join().unwrap();
+    drop(listener);
+    let error = TcpStream::connect(address).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    words
+}
+
+#[test]
+fn the_guests_own_loopback_goes_on() {
+    let (said, asked) = run("loopback");
+    assert_eq!(said, "inside");
+    assert_eq!(asked, [""; 0]);
+}
+
+/// A question for the addresses of `a.example`.
+const QUESTION: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x01a\x07example\0\0\x01\0\x01";
+
+fn datagrams_part() -> String {
+    let server: SocketAddr = "203.0.113.9:53".parse().unwrap();
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    assert_ne!(socket.local_addr().unwrap().port(), 0);
+    socket.send_to(QUESTION, server).unwrap();
+    let mut answer = [0; 512];
+    let (len, from) = socket.recv_from(&mut answer).unwrap();
+    assert_eq!((from, &answer[..2]), (server, &QUESTION[..2]));
+    let ends_with_address = answer[..len].ends_with(&[198, 18, 0, 2]);
+    assert!(ends_with_address);
+    // A receiver that is there before the question.
+    let copy = socket.try_clone().unwrap();
+    let receiver = std::thread::spawn(move || copy.recv_from(&mut [0; 512]).unwrap().1);
+    socket.connect(server).unwrap();
+    socket.send(QUESTION).unwrap();
+    assert_eq!(receiver.join().unwrap(), server);
+    assert_eq!(socket.peer_addr().unwrap(), server);
+    socket
+        .set_read_timeout(Some(Duration::from_millis(10)))
+        .unwrap();
+    let error = socket.recv_from(&mut answer).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    socket.set_nonblocking(true).unwrap();
+    let error = socket.recv_from(&mut answer).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    let elsewhere = [
+        socket.send_to(QUESTION, "203.0.113.9:123").unwrap_err(),
+        socket.connect("203.0.113.9:123").unwrap_err(),
+        UdpSocket::bind("0.0.0.0:5353").unwrap_err(),
+    ];
+    elsewhere
+        .map(|error| error.raw_os_error().unwrap().to_string())
+        .join(" ")
+}
+
+#[test]
+fn whatever_server_is_asked_the_answer_seems_to_be_its() {
+    let expected = [Errno::NETUNREACH, Errno::NETUNREACH, Errno::ADDRNOTAVAIL];
+    let expected = expected.map(|errno| errno.raw_os_error().to_string());
+    assert_eq!(run("datagrams").0, expected.join(" "));
+}
+
+/// Many threads at once.
+fn races_part() -> String {
+    let threads: Vec<_> = (0..32)
+        .map(|number: u8| {
+            std::thread::spawn(move || {
+                let name = format!("{number}.example");
+                let address = (name, 80).to_socket_addrs().unwrap().next().unwrap();
+                let mut stream = TcpStream::connect(address).unwrap();
+                read_early(&mut stream);
+                echo(&mut stream, &[number; 1000]);
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    // A pollable socket that is not connected is as one of TCP.
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+    let mut polled = [PollFd::new(&socket, PollFlags::IN)];
+    rustix::event::poll(&mut polled, Some(&Default::default())).unwrap();
+    assert!(polled[0].revents().contains(PollFlags::HUP));
+    "done".to_owned()
+}
+
+#[test]
+fn many_threads_have_a_circuit_each() {
+    let (said, mut asked) = run("races");
+    assert_eq!(said, "done");
+    asked.sort();
+    asked.dedup();
+    assert_eq!(asked.len(), 32);
+}
+
+#[test]
+fn the_command_line_is_read() {
+    let parse = |words: &[&str]| Run::parse(words.iter().map(OsString::from));
+    let run = |egress: Egress, program: &str, arguments: &[&str], is_verbose| {
+        Ok(Some(Run {
+            program: program.into(),
+            arguments: arguments.iter().map(OsString::from).collect(),
+            egress,
+            is_verbose,
+        }))
+    };
+    let named = |name: &str| Egress::Named(name.to_owned());
+    let default = named(DEFAULT_SERVICE);
+    assert_eq!(
+        parse(&["curl", "-v"]),
+        run(default.clone(), "curl", &["-v"], false)
+    );
+    assert_eq!(parse(&["--", "--x"]), run(default, "--x", &[], false));
+    let words = ["--egress", "3128", "--verbose", "git"];
+    assert_eq!(parse(&words), run(Egress::Port(3128), "git", &[], true));
+    let words = ["--egress", "way-out", "--", "git"];
+    assert_eq!(parse(&words), run(named("way-out"), "git", &[], false));
+    assert_eq!(parse(&["--help", "curl"]), Ok(None));
+    for words in [
+        &[][..],
+        &["--"],
+        &["--egress"],
+        &["--egress", "4294967295", "curl"],
+        &["--other", "curl"],
+    ] {
+        parse(words).unwrap_err();
+    }
+}
