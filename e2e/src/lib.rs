@@ -34,6 +34,7 @@ pub mod spawn;
 pub mod terminal;
 pub mod three_vms;
 mod tshark;
+pub mod web;
 mod web_door;
 
 pub use browser::Browser;

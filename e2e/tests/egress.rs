@@ -4,10 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +15,7 @@ use std::time::Duration;
 use e2e::pattern::Pattern;
 use e2e::{
     CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Output, Shared, SharedGuard,
-    ShowLogs, host, spawn,
+    ShowLogs, host, spawn, web,
 };
 
 /// What curl fetches, in bytes.
@@ -25,9 +23,6 @@ const FILE_BYTES: u64 = 3 << 20;
 
 /// How long a program may take. Python is slow in a guest that is emulated.
 const DEADLINE: Duration = Duration::from_secs(300);
-
-/// The longest head of a request that the test's server reads, in bytes.
-const MAX_HEAD_LEN: u64 = 16 * 1024;
 
 /// Where programs of the guest find the way out.
 const SOCKS: &str = "socks5h://127.0.0.1:1080";
@@ -163,44 +158,11 @@ fn serve(files: &Path) -> (u16, Arc<AtomicUsize>) {
                 counter.fetch_add(usize::from(is_bad), Ordering::Relaxed);
                 let files = files.clone();
                 // A client that goes away in the middle does not matter here.
-                thread::spawn(move || answer(stream, &files));
+                thread::spawn(move || web::answer(stream, &files));
             }
         });
     }
     (port, strays)
-}
-
-/// Answers one GET from the directory.
-fn answer(mut stream: TcpStream, files: &Path) -> io::Result<()> {
-    let mut reader = BufReader::new(io::Read::take(stream.try_clone()?, MAX_HEAD_LEN));
-    let mut request = String::new();
-    reader.read_line(&mut request)?;
-    let mut line = String::new();
-    while reader.read_line(&mut line)? > 2 {
-        line.clear();
-    }
-    let target = request.split(' ').nth(1).unwrap_or_default();
-    let path = target.split('?').next().unwrap_or_default();
-    let path = path.trim_matches('/');
-    let mut file = files.join(path);
-    if file.is_dir() {
-        file.push("index.html");
-    }
-    let inside = !path.split('/').any(|part| part == "..");
-    let (status, body) = match fs::read(file).ok().filter(|_| inside) {
-        Some(body) => ("200 OK", body),
-        None => ("404 Not Found", b"not here\n".to_vec()),
-    };
-    let kind = match path.ends_with(".whl") || path == "file" {
-        true => "application/octet-stream",
-        false => "text/html",
-    };
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-        body.len()
-    )?;
-    stream.write_all(&body)
 }
 
 impl Scene {
@@ -332,38 +294,10 @@ fn a_name_that_leads_elsewhere_does_not_get_past() {
     assert_eq!(scene.strays.load(Ordering::Relaxed), 0);
 }
 
-/// A repository that any HTTP server can serve.
-fn repository(files: &Path) -> String {
-    let work = spawn::scratch_directory().unwrap();
-    let bare = files.join("repository.git");
-    let git = |arguments: &[&str]| {
-        let output = Command::new("git")
-            .args(["-c", "user.name=Test", "-c", "user.email=test@example.org"])
-            .args(["-c", "init.defaultBranch=main", "-C"])
-            .arg(&work)
-            .args(arguments)
-            .output()
-            .unwrap();
-        let words = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "git {arguments:?}: {words}");
-        String::from_utf8(output.stdout).unwrap()
-    };
-    git(&["init", "--quiet"]);
-    for number in 0..20 {
-        fs::write(work.join("file"), format!("{number}\n")).unwrap();
-        git(&["add", "file"]);
-        git(&["commit", "--quiet", "--message", &number.to_string()]);
-    }
-    let path = bare.display().to_string();
-    git(&["clone", "--quiet", "--bare", ".", &path]);
-    git(&["-C", &path, "update-server-info"]);
-    git(&["rev-parse", "HEAD"])
-}
-
 #[test]
 fn git_clones_from_an_allowed_name() {
     let (_alone, scene) = scene();
-    let head = repository(&scene.files);
+    let head = web::repository(&scene.files);
     for (number, proxy) in [SOCKS, HTTP].into_iter().enumerate() {
         let url = scene.url("git.allowed.test", "repository.git");
         let line = format!(

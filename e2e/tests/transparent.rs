@@ -1,0 +1,329 @@
+//! Unmodified programs in a guest without a network card: `ringdown-agent run` makes circuits of their TCP connections, by the names that they ask for, and the policy decides.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use e2e::pattern::Pattern;
+use e2e::{
+    CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Output, Shared, SharedGuard,
+    ShowLogs, host, spawn, web,
+};
+
+/// What is fetched, in bytes.
+const FILE_BYTES: u64 = 3 << 20;
+
+/// How long a program may take. Python is slow in a guest that is emulated.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// A port of the host at which nothing listens, unless another program has just come to.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+struct Scene {
+    daemon: Daemon,
+    guest: Guest,
+    files: PathBuf,
+    port: u16,
+    closed: u16,
+}
+
+impl ShowLogs for Scene {
+    fn show_logs(&self) {
+        self.daemon.show_log();
+        self.guest.show_logs();
+    }
+}
+
+static NEW: Shared<Scene> = Shared::new();
+static OLD: Shared<Scene> = Shared::new();
+
+/// One test at a time: names in the guest are shared.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn scene() -> (MutexGuard<'static, ()>, SharedGuard<Scene>) {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    (alone, NEW.get(|| start(Kernel::V6_12)))
+}
+
+fn old_scene() -> (MutexGuard<'static, ()>, SharedGuard<Scene>) {
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    (alone, OLD.get(|| start(Kernel::V6_1)))
+}
+
+fn start(kernel: Kernel) -> Scene {
+    let files = spawn::scratch_directory().unwrap();
+    let mut bytes = vec![0; FILE_BYTES as usize];
+    Pattern::new(0).fill(&mut bytes);
+    fs::write(files.join("file"), bytes).unwrap();
+    let (port, closed) = (serve(&files), free_port());
+
+    let directory = spawn::scratch_directory().unwrap();
+    let file = directory.join("ringdown.toml");
+    fs::write(&file, configuration(port, closed)).unwrap();
+    let mut spec = DaemonSpec::new().arguments(&["--config", &file.display().to_string()]);
+    spec.runtime_directory = Some(directory);
+    let daemon = Daemon::start(spec).unwrap();
+    let spec = GuestSpec::new("box", kernel)
+        .memory_mib(768)
+        .attached(&daemon)
+        .layer("net");
+    let guest = Guest::boot(spec).unwrap();
+    Scene {
+        daemon,
+        guest,
+        files,
+        port,
+        closed,
+    }
+}
+
+/// `box` may call every name below allowed.test.
+fn configuration(port: u16, closed: u16) -> String {
+    format!(
+        r#"
+audit = "audit.jsonl"
+
+[hosts]
+"web.allowed.test" = "127.0.0.1"
+"git.allowed.test" = "127.0.0.1"
+"other.denied.test" = "127.0.0.1"
+
+[[vm]]
+name = "box"
+cid = 3
+
+[[service]]
+name = "egress"
+port = 3128
+egress = true
+
+[[rule]]
+name = "egress"
+from = "box"
+to = "service:egress"
+action = "allow"
+
+[[rule]]
+name = "names"
+from = "box"
+to = ["name:*.allowed.test", "address:127.0.0.1"]
+port = [{port}, {closed}]
+action = "allow"
+"#
+    )
+}
+
+/// Serves files over HTTP.
+fn serve(files: &Path) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let files = files.to_path_buf();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let files = files.clone();
+            // A client that goes away in the middle does not matter here.
+            thread::spawn(move || web::answer(stream, &files));
+        }
+    });
+    port
+}
+
+impl Scene {
+    fn run(&self, line: &str) -> Output {
+        let spec = CommandSpec::new(line).deadline(DEADLINE);
+        self.guest.run_spec(spec).unwrap()
+    }
+
+    fn url(&self, host: &str, path: &str) -> String {
+        format!("http://{host}:{}/{path}", self.port)
+    }
+
+    /// Runs a line that must succeed.
+    fn good(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert_eq!(output.code, 0, "{line}: {}", output.error_text());
+        output.text()
+    }
+
+    /// Runs a line that must fail, and gives all that it said.
+    fn bad(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert_ne!(output.code, 0, "{line}: {}", output.text());
+        format!("{}\n{}", output.text(), output.error_text())
+    }
+
+    /// Whether the audit comes to have a line that holds each of these.
+    fn audited(&self, parts: &[&str]) {
+        let path = self.daemon.runtime_directory().join("audit.jsonl");
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let text = fs::read_to_string(&path).unwrap();
+            let has_all = |line: &str| parts.iter().all(|part| line.contains(part));
+            if text.lines().any(has_all) {
+                return;
+            }
+            assert!(Instant::now() < until, "{parts:?} in {text}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A program fetches the file to its standard output.
+    fn fetches(&self, program: &str) {
+        let expected = host::digest_of(FILE_BYTES);
+        let line = format!("set -o pipefail; ringdown-agent run -- {program} | sha256sum");
+        assert!(self.good(&line).starts_with(&expected), "{program}");
+    }
+}
+
+/// Fetches with streams of asyncio, several at a time.
+const ASYNCIO: &str = r#"
+import asyncio, sys
+async def fetch(host, port):
+    reader, writer = await asyncio.open_connection(host, port)
+    assert writer.get_extra_info("peername")[1] == port
+    writer.write(b"GET /file HTTP/1.0\r\nHost: x\r\n\r\n")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    writer.close()
+    return body
+async def main():
+    bodies = await asyncio.gather(*(fetch(sys.argv[1], int(sys.argv[2])) for _ in range(4)))
+    assert bodies.count(bodies[0]) == 4
+    sys.stdout.buffer.write(bodies[0])
+asyncio.run(main())
+"#;
+
+fn programs_fetch(scene: &Scene) {
+    assert_eq!(scene.good("ls /sys/class/net"), "lo");
+    let url = scene.url("web.allowed.test", "file");
+    scene.bad(&format!("curl -sS {url}"));
+    scene.fetches(&format!("curl -sS --fail {url}"));
+    scene.fetches(&format!("curl -sS --fail -6 {url}"));
+    // Static, and with a resolver of its own.
+    scene.fetches(&format!("busybox wget -q -O - {url}"));
+    scene.audited(&["\"allowed\"", "web.allowed.test", "names"]);
+}
+
+#[test]
+fn programs_fetch_from_an_allowed_name() {
+    let (_alone, scene) = scene();
+    programs_fetch(&scene);
+    // Behind a shell, whatever its servers are said to be.
+    let url = scene.url("web.allowed.test", "file");
+    let servers = "mkdir -p /etc && echo nameserver 192.0.2.53 > /etc/resolv.conf";
+    scene.good(servers);
+    scene.fetches(&format!("sh -c 'curl -sS --fail {url} | cat'"));
+    scene.good("rm /etc/resolv.conf");
+    let urllib = format!(
+        "python3 -c 'import sys, urllib.request as u; sys.stdout.buffer.write(u.urlopen(\"{url}\").read())'"
+    );
+    scene.fetches(&urllib);
+    scene.good(&format!("cat > /tmp/fetch.py <<'END'\n{ASYNCIO}\nEND"));
+    let port = scene.port;
+    scene.fetches(&format!("python3 /tmp/fetch.py web.allowed.test {port}"));
+    // Many at a time, by threads and one epoll.
+    let line = format!(
+        "ringdown-agent run -- curl -sS --fail --no-progress-meter -Z --parallel-max 20 --parallel-immediate '{url}?[1-40]' -o '/tmp/part#1' && sha256sum /tmp/part* | cut -d ' ' -f 1 | uniq -c && rm /tmp/part*"
+    );
+    let said = scene.good(&line);
+    let expected = format!("40 {}", host::digest_of(FILE_BYTES));
+    assert_eq!(said.trim(), expected);
+}
+
+#[test]
+fn programs_fetch_under_an_older_kernel() {
+    let (_alone, scene) = old_scene();
+    programs_fetch(&scene);
+}
+
+#[test]
+fn a_refusal_is_an_error_at_once_and_stands_in_the_audit() {
+    let (_alone, scene) = scene();
+    let run = "ringdown-agent run --verbose --";
+    let url = scene.url("other.denied.test", "file");
+    let said = scene.bad(&format!("{run} curl -sS -m 60 {url}"));
+    assert!(said.contains("Permission denied"), "{said}");
+    assert!(said.contains("Failed to connect"), "{said}");
+    scene.audited(&["\"denied\"", "other.denied.test", "no rule allows it"]);
+    let said = scene.bad(&format!("{run} busybox wget -O /dev/null {url}"));
+    assert!(said.contains("Permission denied"), "{said}");
+    // Another port of an allowed name is another matter.
+    let said = scene.bad(&format!("{run} curl -sS http://web.allowed.test:1/"));
+    assert!(said.contains("Permission denied"), "{said}");
+    // Nothing listens there.
+    let closed = format!("http://web.allowed.test:{}/", scene.closed);
+    let said = scene.bad(&format!("{run} curl -sS {closed}"));
+    assert!(said.contains("Connection refused"), "{said}");
+    // A name that is allowed, and that nothing knows.
+    let url = scene.url("nothing.allowed.test", "");
+    let said = scene.bad(&format!("{run} curl -sS {url}"));
+    assert!(said.contains("No route to host"), "{said}");
+    // An address that no rule allows.
+    let said = scene.bad(&format!("{run} curl -sS http://192.0.2.1/"));
+    assert!(said.contains("Permission denied"), "{said}");
+    scene.audited(&["\"denied\"", "192.0.2.1"]);
+}
+
+#[test]
+fn git_clones_from_an_allowed_name() {
+    let (_alone, scene) = scene();
+    let head = web::repository(&scene.files);
+    let url = scene.url("git.allowed.test", "repository.git");
+    let line = format!(
+        "export HOME=/tmp; ringdown-agent run -- git clone --quiet {url} /tmp/clone \
+         && git -C /tmp/clone rev-parse HEAD && git -C /tmp/clone fsck"
+    );
+    assert!(scene.good(&line).starts_with(head.trim()));
+    let url = scene.url("other.denied.test", "repository.git");
+    let said = scene.bad(&format!(
+        "HOME=/tmp ringdown-agent run -- git clone {url} /tmp/never"
+    ));
+    assert!(said.contains("other.denied.test"), "{said}");
+}
+
+#[test]
+fn a_program_without_a_way_out_is_not_started() {
+    let (_alone, scene) = scene();
+    let said = scene.bad("ringdown-agent run --egress nowhere -- echo started");
+    assert!(said.contains("nowhere") && !said.contains("started"));
+    let output = scene.run("ringdown-agent run -- sh -c 'exit 7'");
+    assert_eq!(output.code, 7, "{}", output.error_text());
+    let output = scene.run("ringdown-agent run -- /no/such/program");
+    assert_eq!(output.code, 127, "{}", output.error_text());
+    // One inside another.
+    let said = scene.bad("ringdown-agent run -- ringdown-agent run --egress 3128 -- echo started");
+    assert!(said.contains("one supervisor only") && !said.contains("\nstarted"));
+}
+
+#[test]
+fn the_guests_own_loopback_goes_on_inside() {
+    let (_alone, scene) = scene();
+    let line = "ringdown-agent run -- sh -c 'mkdir -p /tmp/www && echo inside > /tmp/www/index.html \
+                && httpd -p 127.0.0.1:8080 -h /tmp/www && curl -sS --fail http://127.0.0.1:8080/'";
+    assert_eq!(scene.good(line), "inside");
+    // It can be called without a supervisor, too, and its program has outlived the one it had.
+    scene.good("killall httpd");
+}
+
+#[test]
+fn without_its_supervisor_a_program_fails_and_does_not_hang() {
+    let (_alone, scene) = scene();
+    let url = scene.url("web.allowed.test", "file");
+    // The shell in the background is no child of the supervisor's, and lives on.
+    let inner = format!(
+        "(touch /tmp/ready; while [ ! -e /tmp/go ]; do usleep 50000; done; curl -sS -m 60 {url} > /tmp/said 2>&1; echo $? > /tmp/code) & sleep 1000"
+    );
+    let line = format!(
+        "ringdown-agent run -- sh -c '{inner}' & while [ ! -e /tmp/ready ]; do usleep 50000; done; \
+         kill -9 $!; wait $!; touch /tmp/go; while [ ! -e /tmp/code ]; do usleep 50000; done; cat /tmp/code"
+    );
+    assert_ne!(scene.good(&line), "0");
+}
