@@ -201,6 +201,41 @@ async def main():
 asyncio.run(main())
 "#;
 
+/// Connects without blocking, and says what select and SO_ERROR say.
+const NONBLOCKING: &str = r#"
+import errno, os, select, socket, sys
+def dial(host, port):
+    to = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+    s = socket.socket()
+    s.setblocking(False)
+    poll = select.epoll()
+    poll.register(s, select.EPOLLOUT)
+    begun = s.connect_ex(to)
+    assert begun == errno.EINPROGRESS, begun
+    for attempt in range(2):
+        found = poll.poll(60)
+        assert found and found[0][0] == s.fileno(), found
+        error = s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            break
+        assert s.getpeername() == to
+        assert s.connect_ex(to) == errno.EISCONN
+    return s, errno.errorcode.get(error, "connected")
+port, closed = int(sys.argv[1]), int(sys.argv[2])
+good, said = dial("web.allowed.test", port)
+print(said, dial("other.denied.test", port)[1], dial("web.allowed.test", closed)[1], dial("nothing.allowed.test", port)[1])
+good.setblocking(True)
+good.sendall(b"GET /file HTTP/1.0\r\n\r\n")
+assert good.recv(17, socket.MSG_WAITALL) == b"HTTP/1.1 200 OK\r\n"
+# A socket that was refused may try again.
+s = socket.socket()
+for port, expected in ((closed, errno.ECONNREFUSED), (port, 0)):
+    to = socket.getaddrinfo("web.allowed.test", port, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+    assert s.connect_ex(to) == expected
+s.sendall(b"GET /file HTTP/1.0\r\n\r\n")
+assert s.recv(17, socket.MSG_WAITALL) == b"HTTP/1.1 200 OK\r\n"
+"#;
+
 fn programs_fetch(scene: &Scene) {
     assert_eq!(scene.good("ls /sys/class/net"), "lo");
     let url = scene.url("web.allowed.test", "file");
@@ -242,6 +277,26 @@ fn programs_fetch_from_an_allowed_name() {
 fn programs_fetch_under_an_older_kernel() {
     let (_alone, scene) = old_scene();
     programs_fetch(&scene);
+}
+
+fn connects_without_blocking(scene: &Scene) {
+    scene.good(&format!("cat > /tmp/dial.py <<'END'\n{NONBLOCKING}\nEND"));
+    let (port, closed) = (scene.port, scene.closed);
+    let line = format!("ringdown-agent run -- python3 /tmp/dial.py {port} {closed}");
+    let expected = "connected EACCES ECONNREFUSED EHOSTUNREACH";
+    assert_eq!(scene.good(&line), expected);
+}
+
+#[test]
+fn what_is_connected_without_blocking_is_writable_when_it_is_known() {
+    let (_alone, scene) = scene();
+    connects_without_blocking(&scene);
+}
+
+#[test]
+fn what_is_connected_without_blocking_is_writable_under_an_older_kernel() {
+    let (_alone, scene) = old_scene();
+    connects_without_blocking(&scene);
 }
 
 #[test]

@@ -29,6 +29,14 @@ pub fn socks(input: &[u8]) {
                 is_sound(&destination);
                 assert_eq!(socks::Request::parse(input), socks::Request::parse(bytes));
             }
+            socks::Request::Announce {
+                announcement,
+                len: used,
+            } => {
+                assert!(used <= len);
+                is_sound(&announcement.destination);
+                assert_eq!(socks::Request::parse(input), socks::Request::parse(bytes));
+            }
             decided => assert_eq!(socks::Request::parse(input), decided),
         }
     }
@@ -77,9 +85,19 @@ fn request_by_bytes(bytes: &[u8]) -> socks::Request {
     if bytes.len() < len {
         return socks::Request::Partial;
     }
-    if bytes[1] != 1 {
-        return socks::Request::Refused(Reply::CommandNotSupported);
-    }
+    let ports = match (bytes[1], &bytes[len..]) {
+        (1, _) => None,
+        (0xa0, rest) if rest.len() < 8 => return socks::Request::Partial,
+        (0xa0, rest) => {
+            let number = |at: usize| {
+                rest[at..at + 4]
+                    .iter()
+                    .fold(0, |n, b| n << 8 | u32::from(*b))
+            };
+            Some((number(0), number(4)))
+        }
+        _ => return socks::Request::Refused(Reply::CommandNotSupported),
+    };
     let host = &bytes[start..start + host_len];
     let host = match kind {
         1 => Ok(Host::from(IpAddr::from(
@@ -96,10 +114,20 @@ fn request_by_bytes(bytes: &[u8]) -> socks::Request {
     match host {
         Err(error) => socks::Request::BadDestination(error),
         Ok(_) if port == 0 => socks::Request::BadDestination(DestinationError::Port),
-        Ok(host) => socks::Request::Connect {
-            destination: Destination { host, port },
-            len,
-        },
+        Ok(host) => {
+            let destination = Destination { host, port };
+            match ports {
+                None => socks::Request::Connect { destination, len },
+                Some((own_port, port)) => socks::Request::Announce {
+                    announcement: socks::Announcement {
+                        destination,
+                        own_port,
+                        port,
+                    },
+                    len: len + 8,
+                },
+            }
+        }
     }
 }
 

@@ -6,16 +6,16 @@
 //!
 //! - `socket` of a TCP socket gives the program one of AF_VSOCK in its place ([`way::Way`]). That one file is the program's socket from the beginning to the end: whatever
 //!   was done with its descriptor before it is connected (an epoll, a copy, a fork) holds. Nothing stands in the path of its bytes.
-//! - `connect`: the address is read once. This process takes a descriptor of the same socket, connects it to the egress service, says where to, reads the answer to its
-//!   last byte and not further, and then has the program's call succeed, or fail with what the answer means ([`way::open`]). A program that changes its memory meanwhile
-//!   changes nothing.
+//! - `connect`: the address is read once. This process announces to the egress service where the next call of this very socket is to go ([`way::Way::announce`]), takes a descriptor of the same
+//!   socket, and connects it. Egress answers when it is known what has become of it, and what the failure means comes over the connection of the announcement. So a
+//!   non-blocking socket is being connected for as long as it really is. A program that changes its memory meanwhile changes nothing.
+//! - Where announcements are not offered (this process is not root's, the host is older), this process says on the socket where to, reads the answer to its
+//!   last byte and not further, and then has the program's call succeed, or fail with what the answer means ([`way::open`]), also of a non-blocking socket.
 //! - `socket` of a UDP socket gives the program one end of a pair, whose other end the resolver has ([`resolver`]). Whatever server a program asks at port 53, the resolver answers, with
 //!   addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so that the policy decides by the name.
 //! - An address of the guest's own is its kernel's: a socket of the kernel's takes the program's place at `connect`, `bind` or `listen`.
 //! - `getsockname`, `getpeername`, `getsockopt` and `setsockopt` say what fits. What they say is remembered by the kernel's number of the socket ([`sockets`]).
 //! - Everything else goes on to the kernel.
-//!
-//! `connect` returns when it is known what has become of it, also on a non-blocking socket.
 //!
 //! This is compatibility and no boundary: there are ways past the filter, and what a guest may call is decided on the host. If this process ends, the calls that stop
 //! fail with `ENOSYS`; circuits that are there go on.
@@ -51,6 +51,7 @@ const SOL_SOCKET: u32 = 1;
 const SOL_TCP: u32 = 6;
 const SOL_IPV6: u32 = 41;
 const SO_TYPE: u32 = 3;
+const SO_ERROR: u32 = 4;
 const SO_PROTOCOL: u32 = 38;
 const SO_DOMAIN: u32 = 39;
 
@@ -59,7 +60,7 @@ const fn watch(call: SystemCall, when: When) -> Watched {
 }
 
 /// What stops on its way to the kernel. Everything else is as fast as ever.
-const WATCHED: [Watched; 18] = [
+const WATCHED: [Watched; 19] = [
     watch(SystemCall::Socket, When::Are(&[(0, AF_INET)])),
     watch(SystemCall::Socket, When::Are(&[(0, AF_INET6)])),
     watch(SystemCall::Connect, When::Always),
@@ -84,6 +85,10 @@ const WATCHED: [Watched; 18] = [
     watch(
         SystemCall::GetSockOpt,
         When::Are(&[(1, SOL_SOCKET), (2, SO_DOMAIN)]),
+    ),
+    watch(
+        SystemCall::GetSockOpt,
+        When::Are(&[(1, SOL_SOCKET), (2, SO_ERROR)]),
     ),
     watch(SystemCall::SendTo, When::Points(4)),
     watch(SystemCall::ReceiveFrom, When::Points(4)),
@@ -218,7 +223,7 @@ impl Run {
             Egress::Port(port) => *port,
             Egress::Named(name) => port_of(name).map_err(RunError::NoWay)?,
         };
-        let way = VsockWay { port };
+        let way = VsockWay::new(port);
         let tried = way.socket();
         tried.map_err(|error| {
             RunError::NoWay(format!("there are no vsock sockets in this guest: {error}"))

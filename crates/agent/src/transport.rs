@@ -19,10 +19,10 @@ use crate::serial::SerialPort;
 pub(crate) const HOST_CID: u32 = 2;
 
 /// Any context identifier: this guest, in an address to bind to.
-const ANY_CID: u32 = u32::MAX;
+pub(crate) const ANY_CID: u32 = u32::MAX;
 
 /// Any port, in an address to bind to.
-const ANY_PORT: u32 = u32::MAX;
+pub(crate) const ANY_PORT: u32 = u32::MAX;
 
 /// The lowest source port that the agent dials from. Those below stay free for well-known services.
 const FIRST_SOURCE_PORT: u32 = 512;

@@ -1,5 +1,7 @@
 //! The proxy stack against real sockets of this host, as a guest's end of a circuit sees it.
 
+#[path = "proxy/announced.rs"]
+mod announced;
 #[path = "proxy/asked.rs"]
 mod asked;
 #[path = "proxy/descriptors.rs"]

@@ -1,5 +1,5 @@
 //! SOCKS version 5 (RFC 1928), as far as the egress proxy offers it: no authentication, the CONNECT command, names and
-//! addresses of both families. A client greets, is answered, asks, and is answered; then the connection is the circuit.
+//! addresses of both families. A command of our own announces a call that comes later. A client greets, is answered, asks, and is answered; then the connection is the circuit.
 
 use std::net::IpAddr;
 
@@ -11,8 +11,8 @@ pub const VERSION: u8 = 5;
 /// The longest greeting, in bytes: version, count, and 255 methods.
 pub const MAX_GREETING_LEN: usize = 2 + 255;
 
-/// The longest request, in bytes: four bytes, a name with its length, and a port.
-pub const MAX_REQUEST_LEN: usize = 4 + 1 + 255 + 2;
+/// The longest request, in bytes: four bytes, a name with its length, and a port; of an announcement two ports of vsock more.
+pub const MAX_REQUEST_LEN: usize = 4 + 1 + 255 + 2 + 4 + 4;
 
 /// The answer to a greeting that offers no authentication.
 pub const METHOD_ACCEPTED: [u8; 2] = [VERSION, NO_AUTHENTICATION];
@@ -22,12 +22,37 @@ pub const METHOD_REFUSED: [u8; 2] = [VERSION, 0xff];
 
 const NO_AUTHENTICATION: u8 = 0;
 const COMMAND_CONNECT: u8 = 1;
+/// Not of RFC 1928, which has 1 to 3.
+const COMMAND_ANNOUNCE: u8 = 0xa0;
 const ADDRESS_IPV4: u8 = 1;
 const ADDRESS_NAME: u8 = 3;
 const ADDRESS_IPV6: u8 = 4;
 
 /// What a client says first that offers no authentication.
 pub const GREETING: [u8; 3] = [VERSION, 1, NO_AUTHENTICATION];
+
+/// The request of a client of the same guest that another call, which has not been made yet, be put through to a destination without a word on it. It is answered twice:
+/// when that call may be made, and with what has become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announcement {
+    /// Where to.
+    pub destination: Destination,
+    /// The port that the request comes from. On a line that does not keep the guest's ports the proxy sees another, and does not offer this.
+    pub own_port: u32,
+    /// The port that the call will come from.
+    pub port: u32,
+}
+
+impl Announcement {
+    /// How a client asks for it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = request(&self.destination);
+        bytes[1] = COMMAND_ANNOUNCE;
+        bytes.extend(self.own_port.to_be_bytes());
+        bytes.extend(self.port.to_be_bytes());
+        bytes
+    }
+}
 
 /// How a client asks for a destination.
 pub fn request(destination: &Destination) -> Vec<u8> {
@@ -86,6 +111,13 @@ pub enum Request {
     Connect {
         /// Where to.
         destination: Destination,
+        /// The request's length in bytes.
+        len: usize,
+    },
+    /// A request to put through a later call, which takes up this many bytes.
+    Announce {
+        /// Which call, and where to.
+        announcement: Announcement,
         /// The request's length in bytes.
         len: usize,
     },
@@ -182,9 +214,18 @@ impl Request {
         else {
             return Request::Partial;
         };
-        if command != COMMAND_CONNECT {
-            return Request::Refused(Reply::CommandNotSupported);
-        }
+        let len = 4 + host_len + 2;
+        let ports = match command {
+            COMMAND_CONNECT => None,
+            COMMAND_ANNOUNCE => match bytes[len..].first_chunk::<8>() {
+                Some([a, b, c, d, e, f, g, h]) => Some((
+                    u32::from_be_bytes([*a, *b, *c, *d]),
+                    u32::from_be_bytes([*e, *f, *g, *h]),
+                )),
+                None => return Request::Partial,
+            },
+            _ => return Request::Refused(Reply::CommandNotSupported),
+        };
         let host = match host {
             [a, b, c, d] if kind == ADDRESS_IPV4 => Ok(ipv4([*a, *b, *c, *d])),
             bytes if kind == ADDRESS_IPV6 => match <[u8; 16]>::try_from(bytes) {
@@ -197,12 +238,17 @@ impl Request {
                 .and_then(Host::parse),
         };
         let port = u16::from_be_bytes([port[0], port[1]]);
-        match host.and_then(|host| Destination::new(host, port)) {
-            Ok(destination) => Request::Connect {
-                destination,
-                len: 4 + host_len + 2,
+        match (host.and_then(|host| Destination::new(host, port)), ports) {
+            (Ok(destination), None) => Request::Connect { destination, len },
+            (Ok(destination), Some((own_port, port))) => Request::Announce {
+                announcement: Announcement {
+                    destination,
+                    own_port,
+                    port,
+                },
+                len: len + 8,
             },
-            Err(error) => Request::BadDestination(error),
+            (Err(error), _) => Request::BadDestination(error),
         }
     }
 }
@@ -230,9 +276,24 @@ mod tests {
             let destination = Destination::parse(text).expect("a destination");
             let bytes = request(&destination);
             let len = bytes.len();
+            let read = Request::Connect {
+                destination: destination.clone(),
+                len,
+            };
+            assert_eq!(Request::parse(&bytes), read);
+            let announcement = Announcement {
+                destination,
+                own_port: 1023,
+                port: u32::MAX,
+            };
+            let bytes = announcement.to_bytes();
+            let len = bytes.len();
+            for end in 0..len {
+                assert_eq!(Request::parse(&bytes[..end]), Request::Partial);
+            }
             assert_eq!(
                 Request::parse(&bytes),
-                Request::Connect { destination, len }
+                Request::Announce { announcement, len }
             );
         }
         for byte in 0..=8 {
@@ -366,9 +427,9 @@ mod tests {
             );
         }
         let longest = named(&[b'a'; 255], 80);
-        assert_eq!(longest.len(), MAX_REQUEST_LEN);
+        assert_eq!(longest.len() + 8, MAX_REQUEST_LEN);
         assert_eq!(
-            Request::parse(&longest[..MAX_REQUEST_LEN - 1]),
+            Request::parse(&longest[..longest.len() - 1]),
             Request::Partial
         );
         assert_ne!(Request::parse(&longest), Request::Partial);

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
 use super::address::Family;
@@ -32,6 +33,8 @@ pub(crate) struct Socket {
     pub(crate) peer: Option<SocketAddr>,
     /// Its own address.
     pub(crate) own: Option<SocketAddr>,
+    /// Why it was not connected, until the program asks (`SO_ERROR`).
+    pub(crate) error: Option<Errno>,
     /// Options of TCP and IP that the program has set, each by its level and number.
     options: Vec<(u32, u32, Vec<u8>)>,
 }
@@ -67,6 +70,7 @@ impl Socket {
             kind,
             peer: None,
             own: None,
+            error: None,
             options: Vec::new(),
         }
     }

@@ -216,7 +216,7 @@ impl Supervisor {
 
     /// `getsockname` and `getpeername`: the addresses that the program knows.
     fn name(&self, call: &PendingCall) -> Result<Outcome, Errno> {
-        let Some((_, number)) = self.file(call) else {
+        let Some((file, number)) = self.file(call) else {
             return Ok(Outcome::Kernel);
         };
         let address = {
@@ -228,6 +228,10 @@ impl Supervisor {
             let shown = match (&socket.kind, is_peer) {
                 (Kind::Stream(Progress::Local), _) => return Ok(Outcome::Kernel),
                 (Kind::Stream(Progress::Connected) | Kind::Datagram(_), true) => {
+                    socket.peer.ok_or(Errno::NOTCONN)?
+                }
+                // The kernel knows first.
+                (Kind::Stream(Progress::Connecting), true) if is_connected(&file) => {
                     socket.peer.ok_or(Errno::NOTCONN)?
                 }
                 (Kind::Stream(_), true) => return Err(Errno::NOTCONN),
@@ -320,6 +324,11 @@ impl Supervisor {
     fn names(&self) -> MutexGuard<'_, Names> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether the kernel has connected this socket, whatever its family.
+fn is_connected(socket: &OwnedFd) -> bool {
+    rustix::net::getpeername(socket).is_ok()
 }
 
 /// A socket of the guest's own kernel.

@@ -35,7 +35,11 @@ impl Way for UnixWay {
         Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
     }
 
-    fn connect(&self, socket: BorrowedFd<'_>, _: Instant) -> Result<(), Errno> {
+    fn announce(&self, _: BorrowedFd<'_>, _: &Destination, _: Instant) -> Option<OwnedFd> {
+        None
+    }
+
+    fn begin(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         let address = rustix::net::SocketAddrUnix::new(&self.path)?;
         rustix::net::connect(socket, &address)
     }

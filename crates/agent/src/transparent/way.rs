@@ -2,17 +2,18 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{SockFlag, SockType, VsockAddr};
+use nix::sys::socket::{SockFlag, SockType, VsockAddr, bind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use wire::destination::Destination;
-use wire::socks::{self, METHOD_ACCEPTED, Reply};
+use wire::socks::{self, Announcement, METHOD_ACCEPTED, Reply};
 
 use crate::stream::until;
-use crate::transport::HOST_CID;
+use crate::transport::{ANY_CID, ANY_PORT, HOST_CID, dial_host_as_agent};
 
 /// Where the sockets come from that stand in for the programs' own, and how one reaches the egress service. It is a trait, so that tests need no AF_VSOCK.
 pub(crate) trait Way: Send + Sync {
@@ -22,11 +23,20 @@ pub(crate) trait Way: Send + Sync {
     /// The system's reason.
     fn socket(&self) -> io::Result<OwnedFd>;
 
-    /// Connects such a socket, whether it blocks or not, to the egress service.
+    /// Begins to connect such a socket to the egress service; waits for the end of it only if the socket blocks.
     ///
     /// # Errors
-    /// The system's reason.
-    fn connect(&self, socket: BorrowedFd<'_>, deadline: Instant) -> Result<(), Errno>;
+    /// The system's reason, `EINPROGRESS` above all.
+    fn begin(&self, socket: BorrowedFd<'_>) -> Result<(), Errno>;
+
+    /// Has the host put through the next call of this socket to this destination, if it offers that to this process: what has become of it comes over the connection
+    /// that is returned.
+    fn announce(
+        &self,
+        socket: BorrowedFd<'_>,
+        to: &Destination,
+        deadline: Instant,
+    ) -> Option<OwnedFd>;
 
     /// The number that the socket has at this end, once it is connected.
     fn own_port(&self, socket: BorrowedFd<'_>) -> u32;
@@ -35,12 +45,51 @@ pub(crate) trait Way: Send + Sync {
 /// The way over vsock: a program's socket is the circuit.
 #[derive(Debug)]
 pub(crate) struct VsockWay {
-    /// The port of the egress service.
-    pub(crate) port: u32,
+    port: u32,
+    /// Whether announcements are worth a try. They need a privileged port here, and a host that knows them.
+    may_announce: AtomicBool,
 }
 
-/// How long the host may take to answer a vsock request, which it does before it knows where the call is to go.
+/// How long the host may take to answer a vsock request. It takes at most 10 seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+
+impl VsockWay {
+    /// To the egress service at this port.
+    pub(crate) fn new(port: u32) -> VsockWay {
+        VsockWay {
+            port,
+            may_announce: AtomicBool::new(true),
+        }
+    }
+
+    fn try_announce(
+        &self,
+        socket: BorrowedFd<'_>,
+        destination: &Destination,
+        deadline: Instant,
+    ) -> io::Result<Option<OwnedFd>> {
+        let announcer = dial_host_as_agent(self.port)?;
+        if own_port(socket)? == ANY_PORT {
+            bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, ANY_PORT))?;
+        }
+        let announcement = Announcement {
+            destination: destination.clone(),
+            own_port: own_port(announcer.as_fd())?,
+            port: own_port(socket)?,
+        };
+        let words = [&socks::GREETING[..], &announcement.to_bytes()].concat();
+        send(announcer.as_fd(), &words, deadline)?;
+        read_method(announcer.as_fd(), deadline)?;
+        match read_reply(announcer.as_fd(), deadline)? {
+            Reply::Succeeded => Ok(Some(announcer)),
+            Reply::CommandNotSupported => {
+                self.may_announce.store(false, Ordering::Relaxed);
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+}
 
 impl Way for VsockWay {
     fn socket(&self) -> io::Result<OwnedFd> {
@@ -51,21 +100,45 @@ impl Way for VsockWay {
         Ok(socket)
     }
 
-    fn connect(&self, socket: BorrowedFd<'_>, deadline: Instant) -> Result<(), Errno> {
+    fn begin(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         let address = VsockAddr::new(HOST_CID, self.port);
-        let connected = nix::sys::socket::connect(socket.as_raw_fd(), &address);
-        match connected.map_err(|errno| Errno::from_raw_os_error(errno as i32)) {
-            Err(Errno::INPROGRESS) => {
-                wait(socket, PollFlags::OUT, deadline)?;
-                rustix::net::sockopt::socket_error(socket)?
-            }
-            connected => connected,
+        let begun = nix::sys::socket::connect(socket.as_raw_fd(), &address);
+        begun.map_err(|errno| Errno::from_raw_os_error(errno as i32))
+    }
+
+    fn announce(
+        &self,
+        socket: BorrowedFd<'_>,
+        to: &Destination,
+        deadline: Instant,
+    ) -> Option<OwnedFd> {
+        if !self.may_announce.load(Ordering::Relaxed) {
+            return None;
         }
+        let announced = self.try_announce(socket, to, deadline);
+        announced.unwrap_or_else(|error| {
+            if error.kind() == io::ErrorKind::PermissionDenied {
+                self.may_announce.store(false, Ordering::Relaxed);
+            }
+            None
+        })
     }
 
     fn own_port(&self, socket: BorrowedFd<'_>) -> u32 {
-        let own: Result<VsockAddr, _> = nix::sys::socket::getsockname(socket.as_raw_fd());
-        own.map_or(0, |own| own.port())
+        own_port(socket).unwrap_or(0)
+    }
+}
+
+fn own_port(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let own: VsockAddr = nix::sys::socket::getsockname(socket.as_raw_fd())?;
+    Ok(own.port())
+}
+
+/// What has become of a call that was announced: it is put through, or the program's call is to fail so.
+pub(crate) fn outcome(announcer: &OwnedFd, deadline: Instant) -> Result<(), Errno> {
+    match read_reply(announcer.as_fd(), deadline)? {
+        Reply::Succeeded => Ok(()),
+        reply => Err(errno(reply)),
     }
 }
 
@@ -79,7 +152,12 @@ pub(crate) fn open(
     to: &Destination,
     deadline: Instant,
 ) -> Result<(), Errno> {
-    way.connect(socket, deadline).map_err(unreachable)?;
+    let connected = match way.begin(socket) {
+        Err(Errno::INPROGRESS) => wait(socket, PollFlags::OUT, deadline)
+            .and_then(|()| rustix::net::sockopt::socket_error(socket)?),
+        connected => connected,
+    };
+    connected.map_err(unreachable)?;
     let opened = ask(socket, to, deadline);
     if opened.is_err() {
         // If that fails it is not connected, which is as good.
@@ -89,7 +167,7 @@ pub(crate) fn open(
 }
 
 /// The egress service is the whole network: without it there is none.
-fn unreachable(errno: Errno) -> Errno {
+pub(crate) fn unreachable(errno: Errno) -> Errno {
     match errno {
         Errno::ISCONN | Errno::ALREADY | Errno::INTR => errno,
         _ => Errno::NETUNREACH,
@@ -98,28 +176,43 @@ fn unreachable(errno: Errno) -> Errno {
 
 fn ask(socket: BorrowedFd<'_>, to: &Destination, deadline: Instant) -> Result<(), Errno> {
     let words = [&socks::GREETING[..], &socks::request(to)].concat();
-    let mut rest = &words[..];
-    while !rest.is_empty() {
-        match rustix::net::send(socket, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(count) => rest = &rest[count..],
+    send(socket, &words, deadline)?;
+    read_method(socket, deadline)?;
+    match read_reply(socket, deadline)? {
+        Reply::Succeeded => Ok(()),
+        reply => Err(errno(reply)),
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, mut bytes: &[u8], deadline: Instant) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(count) => bytes = &bytes[count..],
             Err(Errno::AGAIN) => wait(socket, PollFlags::OUT, deadline)?,
             Err(Errno::INTR) => {}
             Err(_) => return Err(Errno::CONNREFUSED),
         }
     }
+    Ok(())
+}
+
+fn read_method(socket: BorrowedFd<'_>, deadline: Instant) -> Result<(), Errno> {
     let mut method = [0; 2];
     read(socket, &mut method, deadline)?;
+    match method == METHOD_ACCEPTED {
+        true => Ok(()),
+        false => Err(Errno::PROTO),
+    }
+}
+
+fn read_reply(socket: BorrowedFd<'_>, deadline: Instant) -> Result<Reply, Errno> {
     let mut head = [0; 5];
     read(socket, &mut head, deadline)?;
-    let len = socks::reply_rest_len(head).filter(|_| method == METHOD_ACCEPTED);
+    let len = socks::reply_rest_len(head).ok_or(Errno::PROTO)?;
     // An address behind a byte for its length.
     let mut rest = [0; 255 + 2];
-    read(socket, &mut rest[..len.ok_or(Errno::PROTO)?], deadline)?;
-    match Reply::from_byte(head[1]) {
-        Some(Reply::Succeeded) => Ok(()),
-        Some(reply) => Err(errno(reply)),
-        None => Err(Errno::PROTO),
-    }
+    read(socket, &mut rest[..len], deadline)?;
+    Reply::from_byte(head[1]).ok_or(Errno::PROTO)
 }
 
 /// What a program sees of a refusal.

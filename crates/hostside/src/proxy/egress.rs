@@ -6,6 +6,7 @@
 //! the audit.
 
 mod addresses;
+mod announced;
 mod decide;
 mod error;
 mod handshake;
@@ -13,12 +14,13 @@ mod routes;
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use config::listeners::Spoken;
 use config::{Hosts, Service};
-use device::{Connected, Hold, Reply};
+use device::{Connected, Cut, Hold, Reply};
 use policy::{Address, Policy, RuleId, RuleLimit};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -26,9 +28,10 @@ use tokio::time::Instant;
 use vsock::Reason;
 use wire::destination::{Destination, Host};
 
+pub(crate) use self::announced::Announced;
 pub use self::decide::{Said, View, is_network, means, means_name, must_be_named};
 pub use self::error::EgressError;
-use self::handshake::Asked;
+use self::handshake::{Asked, Dialect};
 pub(crate) use self::routes::{is_no_route, is_unicast};
 use super::counter::Room;
 use super::identity::About;
@@ -56,18 +59,22 @@ pub(crate) fn answer(
         source_port,
         since,
     } = caller;
-    let (end, theirs, cut) = match CircuitEnd::pair() {
-        Ok(pair) => pair,
-        Err(error) => {
-            tracing::warn!(vm = vm.full_name(), %error, "cannot answer a call to egress");
-            return Err((Reason::HostFailed, reply));
-        }
-    };
     let guest = Guest {
         shared: shared.clone(),
         service,
         vm,
         source_port,
+    };
+    if let Some(expected) = guest.take_expected() {
+        tokio::spawn(async move {
+            guest.put_through(since, expected, reply).await;
+            drop(room);
+        });
+        return Ok(());
+    }
+    let (end, theirs, cut) = match guest.pair() {
+        Ok(pair) => pair,
+        Err(reason) => return Err((reason, reply)),
     };
     tokio::spawn(async move {
         guest.serve(since, end).await;
@@ -122,6 +129,13 @@ impl Views<'_> {
 }
 
 impl Guest {
+    fn pair(&self) -> Result<(CircuitEnd, OwnedFd, Cut), Reason> {
+        CircuitEnd::pair().map_err(|error| {
+            tracing::warn!(vm = self.vm.full_name(), %error, "cannot answer a call to egress");
+            Reason::HostFailed
+        })
+    }
+
     async fn serve(&self, since: InForce, mut end: CircuitEnd) {
         let asked = handshake::listen(&mut end.stream);
         let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, asked).await;
@@ -139,6 +153,9 @@ impl Guest {
                 return;
             }
         };
+        if let Dialect::Announce { own_port, port } = asked.dialect {
+            return self.expect(end, asked.destination, own_port, port).await;
+        }
         let in_force = self.in_force();
         let reached = self.reach(since, &in_force, &asked.destination).await;
         self.record(&in_force.policy, &asked.destination, &reached);

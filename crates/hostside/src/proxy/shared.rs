@@ -14,6 +14,7 @@ use vsock::Reason;
 use super::MAX_CALLS;
 use super::counter::{Capacity, Counters, NoRoom, Room};
 use super::directory::REQUESTS_PER_SECOND;
+use super::egress::Announced;
 use super::egress::View;
 use super::exchange::{Exchange, MAX_DIALS};
 use super::own::OwnListeners;
@@ -52,6 +53,7 @@ pub(crate) struct Shared {
     /// Capacity for calls of published ports that wait for the data plane.
     pub(crate) dials: Arc<Semaphore>,
     pub(crate) counts: Counts,
+    pub(crate) announced: Announced,
     services: Mutex<HashMap<ServiceId, Offer>>,
     calls: Capacity,
 }
@@ -158,6 +160,7 @@ impl Shared {
             own: OwnListeners::default(),
             dials: Arc::new(Semaphore::new(MAX_DIALS)),
             counts: Counts::default(),
+            announced: Announced::default(),
             services: Mutex::default(),
             calls: Capacity::default(),
         }

@@ -222,6 +222,34 @@ impl Stand {
         rule: Option<&str>,
         reply: Reply,
     ) {
+        self.hand_over_from(vm, SOURCE_PORT, called, socket_type, rule, reply);
+    }
+
+    /// Calls a service with a stream from this port, and gives what waits for the answer.
+    pub fn begin_from(
+        &self,
+        source_port: u32,
+        id: ServiceId,
+    ) -> Receiver<Result<Connected, Reason>> {
+        let (answer, answered) = channel();
+        let reply = Reply::new(move |result| {
+            // The asker waits.
+            let _ = answer.send(result);
+        });
+        let called = Called::Service(id);
+        self.hand_over_from(&web(), source_port, called, SocketType::Stream, None, reply);
+        answered
+    }
+
+    fn hand_over_from(
+        &self,
+        vm: &Address,
+        source_port: u32,
+        called: Called,
+        socket_type: SocketType,
+        rule: Option<&str>,
+        reply: Reply,
+    ) {
         (self.dialer)(ServiceCall {
             called,
             circuit: CircuitId {
@@ -229,7 +257,7 @@ impl Stand {
                 generation: 0,
             },
             vm: vm.clone(),
-            source_port: SOURCE_PORT,
+            source_port,
             port: 5000,
             rule: rule.map(str::to_owned),
             socket_type,

@@ -16,7 +16,7 @@ use super::super::names::Meaning;
 use super::super::resolver::DNS_PORT;
 use super::super::sockets::{Kind, Progress, Socket, number_of};
 use super::super::way;
-use super::{Outcome, SUCCESS, Supervisor, errno, kernel_socket, own_address};
+use super::{Outcome, SUCCESS, Supervisor, errno, is_connected, kernel_socket, own_address};
 
 /// How long a call may take: a little longer than Linux tries with TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
@@ -70,6 +70,7 @@ impl Supervisor {
             return Ok(Outcome::Kernel);
         };
         match progress {
+            Progress::Connecting if is_connected(&socket) => return Err(Errno::ISCONN),
             Progress::Connecting => return Err(Errno::ALREADY),
             Progress::Connected => return Err(Errno::ISCONN),
             Progress::Local if is_of_guest(to.ip()) => return Ok(Outcome::Kernel),
@@ -149,15 +150,70 @@ impl Supervisor {
             self.replace(call, dial, fresh, Progress::Connecting)?;
         }
         let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let way = &*self.way;
+        if let Some(announcer) = way.announce(dial.socket.as_fd(), &destination, deadline) {
+            return self.dial_announced(call, dial, &destination, &announcer, deadline);
+        }
         let opened = way::open(&*self.way, dial.socket.as_fd(), &destination, deadline);
         self.say(&destination, opened);
         opened?;
-        let own = own_address(to, self.way.own_port(dial.socket.as_fd()).into());
-        if let Some(socket) = self.sockets().get_mut(dial.number) {
-            socket.kind = Kind::Stream(Progress::Connected);
-            (socket.peer, socket.own) = (Some(to), Some(own));
-        }
+        self.set_addresses(dial);
+        self.set_progress(dial.number, Progress::Connected);
         Ok(SUCCESS)
+    }
+
+    fn set_addresses(&self, dial: &Dial) {
+        let own = own_address(dial.to, self.way.own_port(dial.socket.as_fd()).into());
+        if let Some(socket) = self.sockets().get_mut(dial.number) {
+            (socket.peer, socket.own) = (Some(dial.to), Some(own));
+            socket.error = None;
+        }
+    }
+
+    /// The host knows where the call is to go, and answers it when it is known what has become of it. So the kernel's word about the socket is true, and a non-blocking one
+    /// is being connected meanwhile, as it would be by TCP.
+    fn dial_announced(
+        &self,
+        call: &PendingCall,
+        dial: &Dial,
+        destination: &Destination,
+        announcer: &OwnedFd,
+        deadline: Instant,
+    ) -> Result<Outcome, Errno> {
+        self.set_addresses(dial);
+        let begun = self.way.begin(dial.socket.as_fd());
+        let goes_on = begun == Err(Errno::INPROGRESS);
+        if goes_on {
+            let _ = self.listener.answer(call, Err(Errno::INPROGRESS));
+        }
+        let connected = match begun {
+            Ok(()) => Ok(()),
+            Err(Errno::INPROGRESS | Errno::CONNRESET) => way::outcome(announcer, deadline),
+            Err(errno) => Err(way::unreachable(errno)),
+        };
+        self.say(destination, connected);
+        if let Some(socket) = self.sockets().get_mut(dial.number) {
+            socket.kind = Kind::Stream(match connected {
+                Ok(()) => Progress::Connected,
+                // The kernel takes such a socket for one that is being connected.
+                Err(_) if goes_on => Progress::Spent,
+                Err(_) => Progress::New,
+            });
+            socket.error = connected.err().filter(|_| goes_on);
+            if connected.is_err() {
+                (socket.peer, socket.own) = (None, None);
+            }
+        }
+        match (goes_on, connected) {
+            (true, _) => Ok(Outcome::Elsewhere),
+            (false, Ok(())) => Ok(SUCCESS),
+            (false, Err(errno)) => {
+                // The kernel has one too, which is about the same call.
+                let _ = rustix::net::sockopt::socket_error(&dial.socket);
+                let _ = self.listener.answer(call, Err(errno));
+                Ok(Outcome::Elsewhere)
+            }
+        }
     }
 
     /// An address of the guest's own: that is its kernel's business, and a socket of the kernel's takes the place of the program's.

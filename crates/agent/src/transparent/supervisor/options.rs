@@ -1,6 +1,12 @@
 //! `getsockopt` and `setsockopt`, of TCP and IP, and what `SOL_SOCKET` says of a socket's family and kind.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
 use sys::supervise::PendingCall;
 
 use super::super::sockets::{Kind, Progress};
@@ -14,6 +20,7 @@ pub(crate) const SOL_IPV6: u32 = 41;
 
 /// Options of SOL_SOCKET.
 pub(crate) const SO_TYPE: u32 = 3;
+pub(crate) const SO_ERROR: u32 = 4;
 pub(crate) const SO_PROTOCOL: u32 = 38;
 pub(crate) const SO_DOMAIN: u32 = 39;
 
@@ -33,6 +40,17 @@ const IPV6_OPTIONS: [u32; 10] = [16, 23, 24, 25, 26, 49, 51, 66, 67, 70];
 
 /// The longest value that is remembered, in bytes: the name of a congestion control, and more.
 const MAX_VALUE_LEN: usize = 64;
+
+/// How long the host may take to say why it has refused a call, once it has, and how often that is looked for.
+const OUTCOME_PATIENCE: Duration = Duration::from_secs(5);
+const OUTCOME_PAUSE: Duration = Duration::from_millis(1);
+
+/// Whether the kernel has an error of this socket.
+fn is_refused(socket: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    let waited = poll(&mut polled, Some(&Timespec::default()));
+    waited.is_ok() && polled[0].revents().contains(PollFlags::ERR)
+}
 
 fn is_known(level: u32, option: u32) -> bool {
     match level {
@@ -68,13 +86,65 @@ impl Supervisor {
         Ok(SUCCESS)
     }
 
+    /// `SO_ERROR`: what has become of a connection that was being made. The host says it a moment before or after the kernel knows that there is none.
+    fn error(
+        self: &Arc<Supervisor>,
+        call: &Arc<PendingCall>,
+        socket: OwnedFd,
+        number: u64,
+    ) -> Result<Outcome, Errno> {
+        match self.kind_of(number) {
+            Some((_, Kind::Stream(Progress::Connecting))) if is_refused(&socket) => self
+                .wait_apart(call, move |own, call| {
+                    let until = Instant::now() + OUTCOME_PATIENCE;
+                    while own.is_connecting(number) && Instant::now() < until {
+                        std::thread::sleep(OUTCOME_PAUSE);
+                    }
+                    own.say_error(call, &socket, number)
+                }),
+            Some((_, Kind::Stream(progress))) if progress != Progress::Local => {
+                self.say_error(call, &socket, number)
+            }
+            _ => Ok(Outcome::Kernel),
+        }
+    }
+
+    fn is_connecting(&self, number: u64) -> bool {
+        let kind = self.kind_of(number);
+        matches!(kind, Some((_, Kind::Stream(Progress::Connecting))))
+    }
+
+    fn say_error(
+        &self,
+        call: &PendingCall,
+        socket: &OwnedFd,
+        number: u64,
+    ) -> Result<Outcome, Errno> {
+        // Asked, the kernel forgets its own.
+        let of_kernel = socket_error(socket)?.err();
+        let known = self
+            .sockets()
+            .get_mut(number)
+            .and_then(|socket| socket.error.take());
+        let error = known.or(of_kernel).map_or(0, Errno::raw_os_error);
+        let [_, _, _, pointer, len_pointer, _] = call.arguments;
+        self.write_value(call, &error.to_ne_bytes(), pointer, len_pointer)?;
+        Ok(SUCCESS)
+    }
+
     /// What was set, or nothing.
-    pub(super) fn get_option(&self, call: &PendingCall) -> Result<Outcome, Errno> {
-        let Some((_, number)) = self.file(call) else {
+    pub(super) fn get_option(
+        self: &Arc<Supervisor>,
+        call: &Arc<PendingCall>,
+    ) -> Result<Outcome, Errno> {
+        let Some((socket, number)) = self.file(call) else {
             return Ok(Outcome::Kernel);
         };
         let [_, level, option, pointer, len_pointer, _] = call.arguments;
         let (level, option) = (level as u32, option as u32);
+        if (level, option) == (SOL_SOCKET, SO_ERROR) {
+            return self.error(call, socket, number);
+        }
         let value = {
             let mut sockets = self.sockets();
             let Some(socket) = sockets.get_mut(number) else {

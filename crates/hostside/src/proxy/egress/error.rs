@@ -87,6 +87,17 @@ impl EgressError {
         }
     }
 
+    /// What the data plane is told of a call that is not put through.
+    pub(crate) fn reason(&self) -> Reason {
+        match self {
+            EgressError::Refused { .. } => Reason::NoListener,
+            EgressError::Unreachable { .. } | EgressError::UnknownName => Reason::Unreachable,
+            EgressError::TimedOut { .. } | EgressError::LookupTimedOut => Reason::ServiceTimedOut,
+            error if error.is_denial() => Reason::Denied,
+            _ => Reason::HostFailed,
+        }
+    }
+
     /// The same, about this address.
     pub(crate) fn about(mut self, found: IpAddr) -> EgressError {
         match &mut self {

@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use wire::destination::Destination;
 use wire::http_connect::{self, MAX_HEAD_LEN};
-use wire::socks::{self, Greeting};
+use wire::socks::{self, Announcement, Greeting};
 
 use super::error::EgressError;
 use super::linger_until;
@@ -33,6 +33,8 @@ pub(crate) enum Dialect {
     Connect,
     /// By a request that is passed on, with this head.
     Forward { head: Vec<u8> },
+    /// In SOCKS, for a call that comes later, on which nothing is said.
+    Announce { own_port: u32, port: u32 },
 }
 
 impl Dialect {
@@ -46,13 +48,14 @@ impl Dialect {
             Dialect::Connect => (http_connect::ESTABLISHED.to_vec(), early.to_vec()),
             // It is the server that answers.
             Dialect::Forward { head } => (Vec::new(), [head, early].concat()),
+            Dialect::Announce { .. } => (Vec::new(), early.to_vec()),
         }
     }
 
     /// What the guest is answered when it is not.
     pub(crate) fn refuse(&self, error: &EgressError) -> Vec<u8> {
         match self {
-            Dialect::Socks => error.socks().to_bytes().to_vec(),
+            Dialect::Socks | Dialect::Announce { .. } => error.socks().to_bytes().to_vec(),
             Dialect::Connect | Dialect::Forward { .. } => error.http(),
         }
     }
@@ -123,6 +126,18 @@ async fn listen_to_socks(stream: &mut UnixStream, mut heard: Heard) -> io::Resul
                 return Ok(Asked {
                     destination,
                     dialect: Dialect::Socks,
+                    early: heard.bytes.split_off(len),
+                });
+            }
+            socks::Request::Announce { announcement, len } => {
+                let Announcement {
+                    destination,
+                    own_port,
+                    port,
+                } = announcement;
+                return Ok(Asked {
+                    destination,
+                    dialect: Dialect::Announce { own_port, port },
                     early: heard.bytes.split_off(len),
                 });
             }

@@ -1,0 +1,162 @@
+//! Calls to egress that were announced: a guest says on one call where another, which it makes next, is to go. That other call is answered only when it is known what has become of it, and carries
+//! nothing but what is for its server.
+//!
+//! So a program's own socket can be that call, and its kernel says the truth about a connection that is being made. Only a privileged program of the guest may announce, as for its kernel
+//! ports below 1024 are for such: otherwise one program could lead the next call of another astray.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use device::{Connected, Reply};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::oneshot;
+use wire::agent::FIRST_UNPRIVILEGED_PORT;
+use wire::destination::Destination;
+use wire::socks;
+
+use super::handshake::{self, Asked, Dialect};
+use super::{Guest, HANDSHAKE_TIMEOUT};
+use crate::proxy::relay::CircuitEnd;
+use crate::proxy::shared::InForce;
+
+/// Calls that are announced and have not come. Each has the announcing call, whose number is limited.
+#[derive(Debug, Default)]
+pub(crate) struct Announced {
+    calls: Mutex<HashMap<Key, Expected>>,
+}
+
+/// A VM, a service, and the port that the call will come from.
+type Key = (String, String, u32);
+
+/// A call that is expected.
+#[derive(Debug)]
+pub(crate) struct Expected {
+    destination: Destination,
+    /// What has become of it.
+    outcome: oneshot::Sender<socks::Reply>,
+}
+
+impl Announced {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Expected>> {
+        // Nothing panics while it holds the lock.
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes back an announcement when it is dropped, if its call has not come.
+struct Announcing<'a> {
+    announced: &'a Announced,
+    key: Key,
+}
+
+impl Drop for Announcing<'_> {
+    fn drop(&mut self) {
+        self.announced.lock().remove(&self.key);
+    }
+}
+
+impl Guest {
+    fn key(&self, port: u32) -> Key {
+        (self.vm.full_name(), self.service.full_name(), port)
+    }
+
+    /// What was announced of this call.
+    pub(super) fn take_expected(&self) -> Option<Expected> {
+        let key = self.key(self.source_port);
+        self.shared.announced.lock().remove(&key)
+    }
+
+    /// Expects a call, and says what has become of it.
+    pub(super) async fn expect(
+        &self,
+        mut end: CircuitEnd,
+        destination: Destination,
+        own_port: u32,
+        port: u32,
+    ) {
+        let reply = match self.announce(&mut end, destination, own_port, port).await {
+            Ok(reply) => reply,
+            // It has hung up, and expects no answer.
+            Err(_) => return,
+        };
+        if end.stream.write_all(&reply.to_bytes()).await.is_ok() {
+            handshake::hang_up(end.ended()).await;
+        }
+    }
+
+    async fn announce(
+        &self,
+        end: &mut CircuitEnd,
+        destination: Destination,
+        own_port: u32,
+        port: u32,
+    ) -> std::io::Result<socks::Reply> {
+        if own_port != self.source_port || own_port >= FIRST_UNPRIVILEGED_PORT {
+            return Ok(socks::Reply::CommandNotSupported);
+        }
+        let (outcome, mut known) = oneshot::channel();
+        let expected = Expected {
+            destination,
+            outcome,
+        };
+        let key = self.key(port);
+        let announced = &self.shared.announced;
+        {
+            let mut calls = announced.lock();
+            if calls.contains_key(&key) {
+                return Ok(socks::Reply::GeneralFailure);
+            }
+            calls.insert(key.clone(), expected);
+        }
+        let announcing = Announcing { announced, key };
+        let accepted = socks::Reply::Succeeded.to_bytes();
+        end.stream.write_all(&accepted).await?;
+        let mut byte = [0];
+        let patience = tokio::time::sleep(HANDSHAKE_TIMEOUT);
+        tokio::select! {
+            reply = &mut known => return Ok(reply.unwrap_or(socks::Reply::GeneralFailure)),
+            // There is nothing more to say for the guest: it has gone.
+            _ = end.stream.read(&mut byte) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            () = patience => {}
+        }
+        // If the call has come by now, its end is known in time; if not, it is not expected any more.
+        drop(announcing);
+        Ok(known.await.unwrap_or(socks::Reply::TimedOut))
+    }
+
+    /// Answers the call that was announced, when it is known what has become of it, and carries its bytes.
+    pub(super) async fn put_through(&self, since: InForce, expected: Expected, reply: Reply) {
+        let Expected {
+            destination,
+            outcome,
+        } = expected;
+        let in_force = self.in_force();
+        let reached = self.reach(since, &in_force, &destination).await;
+        self.record(&in_force.policy, &destination, &reached);
+        // What was in force must not live as long as the connection.
+        drop(in_force);
+        let reached = match reached {
+            Ok(reached) => reached,
+            Err(error) => {
+                // First, so that it is there when the guest asks why its call was reset.
+                let _ = outcome.send(error.socks());
+                return reply.failed(error.reason());
+            }
+        };
+        let (end, theirs, cut) = match self.pair() {
+            Ok(pair) => pair,
+            Err(reason) => return reply.failed(reason),
+        };
+        let _ = outcome.send(socks::Reply::Succeeded);
+        reply.put_through(Connected::with_cut(theirs, cut));
+        let asked = Asked {
+            destination,
+            dialect: Dialect::Announce {
+                own_port: 0,
+                port: self.source_port,
+            },
+            early: Vec::new(),
+        };
+        self.carry(end, asked, reached).await;
+    }
+}

@@ -1,0 +1,105 @@
+//! Calls to egress that were announced on another: they are answered when it is known what has become of them.
+
+use std::os::unix::net::UnixStream;
+
+use hostside::audit::AuditDecision;
+use policy::{Rule, ServiceId};
+use vsock::Reason;
+use wire::destination::Destination;
+use wire::socks::{Announcement, GREETING};
+
+use crate::egress::Egress;
+use crate::support::*;
+
+/// The port that the announcement comes from, and that of the call.
+const ANNOUNCER: u32 = 1000;
+const CALLER: u32 = 5_000_000;
+
+fn announce(stand: &Stand, id: ServiceId, from: u32, to: &str) -> (UnixStream, u8) {
+    let called = stand.begin_from(from, id).recv_timeout(PATIENCE);
+    let guest: UnixStream = blocking(called.expect("an answer").expect("put through").socket);
+    let announcement = Announcement {
+        destination: Destination::parse(to).expect("a destination"),
+        own_port: ANNOUNCER,
+        port: CALLER,
+    };
+    write(&guest, &[&GREETING[..], &announcement.to_bytes()].concat());
+    assert_eq!(read_some(&guest, 2), [5, 0]);
+    let code = read_some(&guest, 10)[1];
+    (guest, code)
+}
+
+fn egress(rules: Vec<Rule>) -> Egress {
+    Egress::new(rules)
+}
+
+#[test]
+fn a_call_is_put_through_where_it_was_announced_to_go_and_has_only_its_servers_bytes() {
+    let (listener, address) = tcp_listener();
+    let egress = egress(vec![allow(to_name("a.example")), allow(to_loopback())]);
+    egress
+        .script
+        .answer("a.example", &[&[&address.ip().to_string()]]);
+    let to = format!("a.example:{}", address.port());
+    let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, &to);
+    assert_eq!(code, 0);
+    let called = egress.stand.begin_from(CALLER, egress.id);
+    let guest: UnixStream = blocking(called.recv_timeout(PATIENCE).unwrap().unwrap().socket);
+    let server = accept(&listener);
+    assert_eq!(read_some(&announcer, 10)[1], 0);
+    assert_eq!(read_all(&announcer), b"");
+    write(&server, b"first");
+    assert_eq!(read_some(&guest, 5), b"first");
+    write(&guest, b"second");
+    assert_eq!(read_some(&server, 6), b"second");
+    let record = egress.stand.audit.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(record.decision, AuditDecision::Allowed);
+    // The next call from that port is an ordinary one.
+    let called = egress.stand.begin_from(CALLER, egress.id);
+    let guest: UnixStream = blocking(called.recv_timeout(PATIENCE).unwrap().unwrap().socket);
+    write(&guest, &GREETING);
+    assert_eq!(read_some(&guest, 2), [5, 0]);
+}
+
+#[test]
+fn a_call_that_is_refused_is_reset_and_the_announcer_learns_why() {
+    let (closed, _kept) = closed_port();
+    let egress = egress(vec![allow(to_name("a.example")), allow(to_loopback())]);
+    egress
+        .script
+        .answer("a.example", &[&[&closed.ip().to_string()]]);
+    let port = closed.port();
+    for (name, reason, code) in [
+        ("a.example", Reason::NoListener, 5),
+        ("b.example", Reason::Denied, 2),
+    ] {
+        let to = format!("{name}:{port}");
+        let (announcer, accepted) = announce(&egress.stand, egress.id, ANNOUNCER, &to);
+        assert_eq!(accepted, 0);
+        let called = egress.stand.begin_from(CALLER, egress.id);
+        let refused = called.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(refused.unwrap_err(), reason, "{name}");
+        assert_eq!(read_some(&announcer, 10)[1], code, "{name}");
+        assert!(egress.stand.audit.recv_timeout(PATIENCE).is_ok());
+    }
+}
+
+#[test]
+fn only_a_privileged_program_on_a_line_that_keeps_ports_may_announce() {
+    let egress = egress(vec![]);
+    // It says that it calls from another port than the one that is seen.
+    for from in [ANNOUNCER + 1, CALLER] {
+        let (_, code) = announce(&egress.stand, egress.id, from, "a.example:1");
+        assert_eq!(code, 7);
+    }
+    // An announcement is taken back by hanging up, and there is one for a port.
+    let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, "a.example:1");
+    assert_eq!(code, 0);
+    let (_, code) = announce(&egress.stand, egress.id, ANNOUNCER, "b.example:1");
+    assert_eq!(code, 1);
+    drop(announcer);
+    until("the announcement is taken back", || {
+        let (_, code) = announce(&egress.stand, egress.id, ANNOUNCER, "c.example:1");
+        code == 0
+    });
+}
