@@ -279,6 +279,37 @@ fn programs_fetch_under_an_older_kernel() {
     programs_fetch(&scene);
 }
 
+/// Runs a program as another user.
+const AS_NOBODY: &str = r#"
+import os, sys
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+os.execvp(sys.argv[1], sys.argv[1:])
+"#;
+
+#[test]
+fn another_user_has_a_way_out_too() {
+    let (_alone, scene) = scene();
+    let expected = host::digest_of(FILE_BYTES);
+    scene.good(&format!("cat > /tmp/nobody.py <<'END'\n{AS_NOBODY}\nEND"));
+    let url = scene.url("web.allowed.test", "file");
+    let nobody = "python3 /tmp/nobody.py";
+    for line in [
+        format!("{nobody} ringdown-agent run -- curl -sS --fail {url}"),
+        // Root's program becomes the other user's under its supervisor.
+        format!("ringdown-agent run -- {nobody} curl -sS --fail {url}"),
+    ] {
+        let line = format!("set -o pipefail; {line} | sha256sum");
+        assert!(scene.good(&line).starts_with(&expected), "{line}");
+    }
+    let url = scene.url("other.denied.test", "file");
+    let said = scene.bad(&format!(
+        "{nobody} ringdown-agent run --verbose -- curl -sS {url}"
+    ));
+    assert!(said.contains("Permission denied"), "{said}");
+}
+
 fn connects_without_blocking(scene: &Scene) {
     scene.good(&format!("cat > /tmp/dial.py <<'END'\n{NONBLOCKING}\nEND"));
     let (port, closed) = (scene.port, scene.closed);

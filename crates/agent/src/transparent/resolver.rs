@@ -1,8 +1,11 @@
 //! Answers the questions that programs send over their datagram sockets, in one thread for all of them.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
@@ -12,6 +15,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::dns::{self, MAX_QUESTION_LEN};
 use super::names::Names;
 use super::sockets::{Kind, Sockets};
+use crate::share::Share;
 
 /// Whatever server a program asks, it is asked at this port.
 pub(crate) const DNS_PORT: u16 = 53;
@@ -22,10 +26,19 @@ const MAX_QUESTIONS: usize = 16;
 /// So many sockets are served between two waits.
 const MAX_EVENTS: usize = 64;
 
+/// So many streams of questions there may be at once, each with a thread, and so long one may be silent.
+const MAX_STREAMS: usize = 16;
+const STREAM_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The stack of a thread, in bytes.
+const STACK_LEN: usize = 128 << 10;
+
 /// The thread's sockets.
 #[derive(Debug)]
 pub(crate) struct Resolver {
     epoll: Arc<OwnedFd>,
+    names: Arc<Mutex<Names>>,
+    streams: Arc<AtomicUsize>,
 }
 
 impl Resolver {
@@ -36,12 +49,37 @@ impl Resolver {
         names: Arc<Mutex<Names>>,
     ) -> io::Result<Resolver> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let own = Arc::clone(&epoll);
+        let (own, known) = (Arc::clone(&epoll), Arc::clone(&names));
         std::thread::Builder::new()
             .name("resolver".into())
-            .stack_size(128 << 10)
-            .spawn(move || run(&own, &sockets, &names))?;
-        Ok(Resolver { epoll })
+            .stack_size(STACK_LEN)
+            .spawn(move || run(&own, &sockets, &known))?;
+        Ok(Resolver {
+            epoll,
+            names,
+            streams: Arc::default(),
+        })
+    }
+
+    /// Answers questions that come over a stream, each behind its length (RFC 1035, section 4.2.2), in a thread of their own.
+    ///
+    /// # Errors
+    /// There are too many, or the system has no thread left.
+    pub(crate) fn serve_stream(&self, end: OwnedFd) -> io::Result<()> {
+        let share = Share::take(&self.streams, 1, MAX_STREAMS).ok_or(Errno::AGAIN)?;
+        let names = Arc::clone(&self.names);
+        let mut stream = UnixStream::from(end);
+        stream.set_read_timeout(Some(STREAM_PATIENCE))?;
+        stream.set_write_timeout(Some(STREAM_PATIENCE))?;
+        let serve = move || {
+            let _share = share;
+            // Whatever ends it, the program sees the end of the stream.
+            while answer_one(&mut stream, &names).is_ok() {}
+        };
+        let thread = std::thread::Builder::new()
+            .name("questions".into())
+            .stack_size(STACK_LEN);
+        thread.spawn(serve).map(drop)
     }
 
     /// Serves the program at the other end of `end`, whose socket has this number, until it is closed.
@@ -104,6 +142,24 @@ fn serve(end: &OwnedFd, is_asked: bool, names: &Mutex<Names>) -> bool {
         }
     }
     true
+}
+
+fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>) -> io::Result<()> {
+    let mut len = [0; 2];
+    stream.read_exact(&mut len)?;
+    let mut bytes = [0; MAX_QUESTION_LEN];
+    let bytes = bytes
+        .get_mut(..u16::from_be_bytes(len).into())
+        .ok_or(io::ErrorKind::InvalidData)?;
+    stream.read_exact(bytes)?;
+    let answer = {
+        let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+        dns::answer(bytes, &mut names)
+    };
+    let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
+    // Answers are shorter than 512 bytes and a name.
+    let len = (answer.len() as u16).to_be_bytes();
+    stream.write_all(&[&len[..], &answer].concat())
 }
 
 /// Answers a question, if it is one. As over UDP, an answer for which there is no room is lost.

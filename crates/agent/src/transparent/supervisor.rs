@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -17,6 +17,7 @@ use super::resolver::Resolver;
 use super::sockets::{Kind, Progress, Socket, Sockets, number_of};
 use super::way::Way;
 use super::{address, names};
+use crate::share::Share;
 
 mod connect;
 mod datagram;
@@ -55,7 +56,7 @@ pub(crate) struct Supervisor {
     sockets: Arc<Mutex<Sockets>>,
     names: Arc<Mutex<Names>>,
     resolver: Resolver,
-    waiting: AtomicUsize,
+    waiting: Arc<AtomicUsize>,
     is_verbose: bool,
 }
 
@@ -75,7 +76,7 @@ impl Supervisor {
             resolver: Resolver::start(Arc::clone(&sockets), Arc::clone(&names))?,
             sockets,
             names,
-            waiting: AtomicUsize::new(0),
+            waiting: Arc::default(),
             is_verbose,
         })
     }
@@ -131,26 +132,20 @@ impl Supervisor {
         call: &Arc<PendingCall>,
         work: impl FnOnce(&Supervisor, &PendingCall) -> Result<Outcome, Errno> + Send + 'static,
     ) -> Result<Outcome, Errno> {
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(Errno::AGAIN);
-        }
+        let share = Share::take(&self.waiting, 1, MAX_WAITING).ok_or(Errno::AGAIN)?;
         let (supervisor, call) = (Arc::clone(self), Arc::clone(call));
         let work = move || {
             let outcome = work(&supervisor, &call);
-            supervisor.waiting.fetch_sub(1, Ordering::Relaxed);
+            drop(share);
             supervisor.carry_out(&call, outcome);
         };
         let thread = std::thread::Builder::new()
             .name("call".into())
             .stack_size(STACK_LEN);
-        match thread.spawn(work) {
-            Ok(_) => Ok(Outcome::Elsewhere),
-            Err(_) => {
-                self.waiting.fetch_sub(1, Ordering::Relaxed);
-                Err(Errno::AGAIN)
-            }
-        }
+        let started = thread.spawn(work);
+        started
+            .map(|_| Outcome::Elsewhere)
+            .map_err(|_| Errno::AGAIN)
     }
 
     /// `socket(AF_INET, …)` and `socket(AF_INET6, …)`: one that stands in for it.

@@ -342,6 +342,19 @@ fn datagrams_part() -> String {
     socket.set_nonblocking(true).unwrap();
     let error = socket.recv_from(&mut answer).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    // The same over a stream.
+    let mut stream = TcpStream::connect(server).unwrap();
+    assert_eq!(stream.peer_addr().unwrap(), server);
+    assert_eq!(socket_domain(&stream), Ok(AddressFamily::INET));
+    for _ in 0..2 {
+        let len = (QUESTION.len() as u16).to_be_bytes();
+        stream.write_all(&[&len[..], QUESTION].concat()).unwrap();
+        let mut len = [0; 2];
+        stream.read_exact(&mut len).unwrap();
+        let mut answer = vec![0; u16::from_be_bytes(len).into()];
+        stream.read_exact(&mut answer).unwrap();
+        assert!(answer.ends_with(&[198, 18, 0, 2]));
+    }
     let elsewhere = [
         socket.send_to(QUESTION, "203.0.113.9:123").unwrap_err(),
         socket.connect("203.0.113.9:123").unwrap_err(),

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_reuseaddr, socket_reuseaddr};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sys::supervise::{PendingCall, Thread};
 use wire::destination::{Destination, Host};
 
@@ -55,18 +56,21 @@ impl Supervisor {
             Given::Unspecified => None,
             Given::Foreign => return Err(Errno::AFNOSUPPORT),
         };
-        let progress = match (kind, to) {
+        match (kind, to) {
             (Kind::Datagram(_), to) => return self.connect_datagram(number, to),
-            (Kind::Stream(progress), Some(_)) => progress,
+            (Kind::Stream(_), Some(_)) => {}
             (Kind::Stream(Progress::Local), None) => return Ok(Outcome::Kernel),
             // A circuit ends with its socket only.
             (Kind::Stream(Progress::Connected), None) => return Err(Errno::OPNOTSUPP),
             (Kind::Stream(_), None) => return Ok(SUCCESS),
-        };
+        }
         let (Some(to), mut sockets) = (to, self.sockets()) else {
             return Ok(Outcome::Kernel);
         };
         let Some(remembered) = sockets.get_mut(number) else {
+            return Ok(Outcome::Kernel);
+        };
+        let Kind::Stream(progress) = remembered.kind else {
             return Ok(Outcome::Kernel);
         };
         match progress {
@@ -137,6 +141,9 @@ impl Supervisor {
 
     fn try_dial(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
         let to = dial.to;
+        if to.port() == DNS_PORT {
+            return self.dial_resolver(call, dial);
+        }
         let destination = match self.target(to) {
             Ok(Target::Out(destination)) => destination,
             Ok(Target::Guest) => return self.dial_guest(call, dial),
@@ -216,6 +223,19 @@ impl Supervisor {
         }
     }
 
+    /// Questions for names, over a stream: the resolver has the other end of what takes the place of the program's socket.
+    fn dial_resolver(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let (socket, end) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+        self.resolver.serve_stream(end).map_err(errno)?;
+        self.replace(call, dial, socket, Progress::Connected)?;
+        let own = own_address(dial.to, dial.number);
+        if let Some(socket) = self.sockets().get_mut(dial.number) {
+            (socket.peer, socket.own) = (Some(dial.to), Some(own));
+        }
+        Ok(SUCCESS)
+    }
+
     /// An address of the guest's own: that is its kernel's business, and a socket of the kernel's takes the place of the program's.
     fn dial_guest(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
         let own = kernel_socket(dial.family).map_err(|_| Errno::CONNREFUSED)?;
@@ -254,7 +274,9 @@ impl Supervisor {
             for (level, option, value) in socket.options() {
                 // What the kernel does not take, it would not have taken before.
                 let (level, option) = (*level as i32, *option as i32);
-                let _ = sys::sockets::set_option(fresh.as_fd(), level, option, value);
+                if !needs_rights(level, option) {
+                    let _ = sys::sockets::set_option(fresh.as_fd(), level, option, value);
+                }
             }
         }
         let inode = fstat(&dial.socket)?.st_ino;
@@ -301,8 +323,8 @@ impl Supervisor {
         };
         let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
         self.replace(call, &mut dial, own, Progress::Local)?;
-        rustix::net::bind(&dial.socket, &to)?;
-        Ok(SUCCESS)
+        // With the program's rights, not those of this process.
+        Ok(Outcome::Kernel)
     }
 
     /// `listen`, of a socket that was not bound: the kernel chooses a port.
@@ -327,8 +349,7 @@ impl Supervisor {
         };
         let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
         self.replace(call, &mut dial, own, Progress::Local)?;
-        rustix::net::listen(&dial.socket, call.arguments[1] as i32)?;
-        Ok(SUCCESS)
+        Ok(Outcome::Kernel)
     }
 
     /// `connect` of a datagram socket: whom its questions are for.
@@ -355,6 +376,11 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// Whether the kernel asks who sets this option, which here would be this process: `TCP_CONGESTION`.
+fn needs_rights(level: i32, option: i32) -> bool {
+    (level, option) == (6, 13)
 }
 
 /// Whether an address is the guest's own.
