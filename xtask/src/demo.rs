@@ -336,7 +336,9 @@ fn keep(daemon: &Daemon) -> Result<()> {
   ringdown stats web --interval 1s
   ringdown net show lan; ringdown exec web ping -c 3 db
   ringdown top
-  (echo CONNECT 5000; cat) | socat - UNIX-CONNECT:{host}     # after: socat VSOCK-LISTEN:5000 - in web
+  ringdown why web db 5000; ringdown check; ringdown events
+  ringdown exec -t web socat VSOCK-LISTEN:5000 -               # a program of web that waits for a call of the host,
+  (echo CONNECT 5000; cat) | socat - UNIX-CONNECT:{host}     # and the call, where the host has socat
 
 Press Enter here to end.",
         program = program.display(),
@@ -351,6 +353,7 @@ Press Enter here to end.",
             thread::park();
         }
     }
+    println!("Ending the guests.");
     Ok(())
 }
 

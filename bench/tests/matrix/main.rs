@@ -345,7 +345,7 @@ fn judge_words(cell: &Cell, expected: Expected, said: &Said) -> Vec<String> {
     let is_said_of_publishes = cell.caller.is_published()
         && said.notes.iter().any(|note| {
             note.contains("a published port does not")
-                || note.contains("published ports lead there only")
+                || note.contains("a published port leads there by to")
         });
     if said.verdict != verdict && !is_said_of_publishes {
         wrong.push(format!("policy test must say {verdict:?}"));

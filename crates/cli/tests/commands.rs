@@ -208,7 +208,7 @@ fn a_directory_that_cannot_be_used_ends_with_1_and_the_remedy() {
     }
     command.arg(directory.path());
     let outcome = finish(command);
-    assert_refused(&outcome, 1, "no permission to create sockets in");
+    assert_refused(&outcome, 1, "has no permission to create sockets in");
     assert!(
         outcome.err.contains("or name another with --runtime-dir"),
         "{}",

@@ -60,7 +60,7 @@ pub enum ControlError {
     #[error(transparent)]
     Offer(#[from] OfferError),
     /// A question about the policy has no answer.
-    #[error(transparent)]
+    #[error("{}{}", .0, after_a_change(.0))]
     Ask(#[from] AskError),
     /// The audit's file cannot be opened.
     #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
@@ -99,6 +99,16 @@ pub enum ControlError {
     /// A part of the daemon ended without an answer.
     #[error("the daemon dropped the request: see its log")]
     Lost,
+}
+
+/// What may help where a name is not known yet.
+fn after_a_change(error: &AskError) -> &'static str {
+    match error {
+        AskError::UnknownVm { .. } | AskError::UnknownService { .. } => {
+            "; after a change of the configuration, `ringdown reload`"
+        }
+        _ => "",
+    }
 }
 
 fn seconds(duration: Duration) -> String {

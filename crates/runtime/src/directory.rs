@@ -40,7 +40,7 @@ pub enum RuntimeError {
         option: &'static str,
     },
     /// The directory may not be written by this user.
-    #[error("no permission to create sockets in {}: make it writable for uid {uid}, or name another{}", path.display(), by(option))]
+    #[error("uid {uid} has no permission to create sockets in {}: name a directory of its own{}", path.display(), by(option))]
     Unwritable {
         /// The directory.
         path: PathBuf,

@@ -37,7 +37,12 @@ impl Listener {
                 Place::Unix { path } => bind_unix(path_of(path)),
             };
         bound.map_err(|error| {
-            let message = format!("cannot listen at {}: {error}", specification::words(place));
+            let remedy = match error.kind() {
+                io::ErrorKind::AddrInUse => "; `ss -lntup` shows the program that uses it",
+                _ => "",
+            };
+            let at = specification::words(place);
+            let message = format!("cannot listen at {at}: {error}{remedy}");
             io::Error::new(error.kind(), message)
         })
     }

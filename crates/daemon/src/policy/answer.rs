@@ -51,7 +51,7 @@ pub enum AskError {
     NoPort,
     /// No VM has this name.
     #[error(
-        "there is no VM named {name:?}{}: add it, or ask about one that exists; after a change of the configuration, `ringdown reload`",
+        "there is no VM named {name:?}{}: add it, or ask about one that exists",
         did_you_mean(nearest)
     )]
     UnknownVm {
@@ -62,7 +62,7 @@ pub enum AskError {
     },
     /// No service has this name.
     #[error(
-        "there is no service named {name:?}{}: ask about one that exists; after a change of the configuration, `ringdown reload`",
+        "there is no service named {name:?}{}: ask about one that exists",
         did_you_mean(nearest)
     )]
     UnknownService {
@@ -273,7 +273,7 @@ impl Rulebook {
                 let name = line.full_name();
                 answer.notes.push(match port {
                     wire::agent::PORT => format!(
-                        "published ports lead there only with to = \"{name}:tcp:PORT\" or \"{name}:unix:PATH\": {}",
+                        "a published port leads there by to = \"{name}:tcp:PORT\" or \"{name}:unix:PATH\": {}",
                         self.published_by_agent(line)
                     ),
                     _ => "a published port does not lead there: this port of a VM is for programs of its host that call it directly".to_owned(),
@@ -315,15 +315,15 @@ impl Rulebook {
         let places: Vec<String> = of_agent
             .map(|publish| {
                 format!(
-                    "{} in the guest at {}",
-                    publish.to.port,
-                    listens_at(publish)
+                    "{} leads to {} in the guest",
+                    listens_at(publish),
+                    publish.to.port
                 )
             })
             .collect();
         match first_of(&places) {
-            None => "nothing of it is published so".to_owned(),
-            Some(places) => format!("published are {places}"),
+            None => "there is none".to_owned(),
+            Some(places) => places,
         }
     }
 

@@ -23,8 +23,8 @@ pub enum EgressError {
     #[error("denied: no rule allows it")]
     NoRule { address: Option<IpAddr> },
     #[error(
-        "denied: this leads to {}, an address of the host, of its networks or of a special range, and no rule names that address or its network",
-        words(*address)
+        "denied: this leads to {}, an address of the host, of its networks or of a special range, and no rule names that address or its network, as to = \"address:{}\" does",
+        words(*address), example(*address)
     )]
     Special { address: Option<IpAddr> },
     #[error(
@@ -60,6 +60,10 @@ pub enum EgressError {
     TimedOut { rule: RuleId },
     #[error("the host could not make the connection")]
     Failed { rule: RuleId },
+}
+
+fn example(address: Option<IpAddr>) -> String {
+    address.map_or_else(|| "192.0.2.7".to_owned(), |address| address.to_string())
 }
 
 fn words(address: Option<IpAddr>) -> String {
