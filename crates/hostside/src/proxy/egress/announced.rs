@@ -5,7 +5,7 @@
 //! ports below 1024 are for such: otherwise one program could lead the next call of another astray.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use device::{Connected, Reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,6 +31,8 @@ type Key = (String, String, u32);
 /// A call that is expected.
 #[derive(Debug)]
 pub(crate) struct Expected {
+    /// Which announcement it is of: the port may have another by the time that this one ends.
+    announcement: Arc<()>,
     destination: Destination,
     /// What has become of it.
     outcome: oneshot::Sender<socks::Reply>,
@@ -47,11 +49,16 @@ impl Announced {
 struct Announcing<'a> {
     announced: &'a Announced,
     key: Key,
+    announcement: Arc<()>,
 }
 
 impl Drop for Announcing<'_> {
     fn drop(&mut self) {
-        self.announced.lock().remove(&self.key);
+        let mut calls = self.announced.lock();
+        let expected = calls.get(&self.key);
+        if expected.is_some_and(|call| Arc::ptr_eq(&call.announcement, &self.announcement)) {
+            calls.remove(&self.key);
+        }
     }
 }
 
@@ -95,7 +102,9 @@ impl Guest {
             return Ok(socks::Reply::CommandNotSupported);
         }
         let (outcome, mut known) = oneshot::channel();
+        let announcement = Arc::new(());
         let expected = Expected {
+            announcement: announcement.clone(),
             destination,
             outcome,
         };
@@ -108,7 +117,11 @@ impl Guest {
             }
             calls.insert(key.clone(), expected);
         }
-        let announcing = Announcing { announced, key };
+        let announcing = Announcing {
+            announced,
+            key,
+            announcement,
+        };
         let accepted = socks::Reply::Succeeded.to_bytes();
         end.stream.write_all(&accepted).await?;
         let mut byte = [0];
@@ -129,6 +142,7 @@ impl Guest {
         let Expected {
             destination,
             outcome,
+            ..
         } = expected;
         let in_force = self.in_force();
         let reached = self.reach(since, &in_force, &destination).await;
