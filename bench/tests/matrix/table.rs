@@ -188,7 +188,7 @@ pub const TABLE: &[Row] = &[
     row(
         Reached(By::Whatever),
         "docs/policy.md",
-        "At CID 2 these three ports are the daemon's own, and every guest may call them, whatever the rules say.",
+        "The same three ports of the host (CID 2) are the daemon's own: every guest may call them, whatever the rules say.",
         |cell| is_guest(cell) && matches!(cell.callee, Callee::Own(_)),
     ),
     row(

@@ -77,7 +77,7 @@ pub(crate) fn found_runtime_dir() -> PathBuf {
 }
 
 /// A client of the daemon of one runtime directory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Client {
     runtime_dir: PathBuf,
     socket: PathBuf,

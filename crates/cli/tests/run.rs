@@ -179,6 +179,14 @@ fn failures_have_the_numbers_that_vsock_programs_expect() {
         &["error", "5", &says_nothing],
         ETIMEDOUT,
     );
+    let silent = tempfile::tempdir().unwrap();
+    let _control = UnixListener::bind(silent.path().join("control.sock")).unwrap();
+    let program = PROGRAM.1.to_str().unwrap();
+    let (options, words) = (["--connect-timeout", "1"], [program, "error", "5", "7"]);
+    assert_eq!(
+        finish(command(silent.path(), &options, &words)).out,
+        ETIMEDOUT
+    );
     for cid in ["6", "0", "1", &host, &any] {
         prints(&daemon, &[], &["error", cid, "7"], ENODEV);
     }

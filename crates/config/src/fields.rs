@@ -32,8 +32,7 @@ impl Form {
                     example: self.example,
                 });
             };
-            let is_true = value.is_empty() && self.alone.contains(&key);
-            let value = match is_true {
+            let value = match alone {
                 true => DeValue::Boolean(true),
                 false => DeValue::String(value.to_owned().into()),
             };

@@ -70,25 +70,34 @@ fn connect(socket: BorrowedFd<'_>, path: &Path, deadline: Instant) -> Result<(),
     let address = SocketAddrUnix::new(path)?;
     // A blocking socket would wait for room in the backlog for as long as the program has set.
     let programs_own = socket_timeout(socket, Timeout::Send)?;
-    let connected = loop {
-        let left = left(deadline)?;
-        set_socket_timeout(socket, Timeout::Send, Some(left))?;
-        match rustix::net::connect(socket, &address) {
-            Err(Errno::AGAIN) => thread::sleep(BACKLOG_PAUSE.min(left)),
-            Err(Errno::INTR) => {}
-            result => break result,
-        }
-    };
+    let connected = knock(socket, &address, deadline);
+    // However it ended: the program may try again, and send.
     set_socket_timeout(socket, Timeout::Send, programs_own)?;
-    connected.map_err(|errno| match errno {
-        Errno::ISCONN => DialError::Connected,
-        Errno::NOENT | Errno::CONNREFUSED => DialError::Unreachable(format!(
+    connected.map_err(|error| match error {
+        DialError::System(Errno::ISCONN) => DialError::Connected,
+        DialError::System(Errno::NOENT | Errno::CONNREFUSED) => DialError::Unreachable(format!(
             "no process listens at the VM's host socket {}: is the daemon running?",
             path.display()
         )),
-        Errno::ACCESS => DialError::Denied(access_remedy(path)),
-        errno => DialError::System(errno),
+        DialError::System(Errno::ACCESS) => DialError::Denied(access_remedy(path)),
+        error => error,
     })
+}
+
+fn knock(
+    socket: BorrowedFd<'_>,
+    address: &SocketAddrUnix,
+    deadline: Instant,
+) -> Result<(), DialError> {
+    loop {
+        let left = left(deadline)?;
+        set_socket_timeout(socket, Timeout::Send, Some(left))?;
+        match rustix::net::connect(socket, address) {
+            Err(Errno::AGAIN) => thread::sleep(BACKLOG_PAUSE.min(left)),
+            Err(Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
 }
 
 /// What is left of the time, which is never nothing.
@@ -129,4 +138,47 @@ pub fn is_over(socket: BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::new(&socket, PollFlags::empty())];
     let waited = poll(&mut polled, Some(&Timespec::default()));
     waited.is_ok() && polled[0].revents().contains(PollFlags::HUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with};
+
+    use super::*;
+
+    fn stream() -> std::os::fd::OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    }
+
+    #[test]
+    fn a_full_backlog_leaves_the_socket_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("web.sock");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let listener = stream();
+        bind(&listener, &address).unwrap();
+        listen(&listener, 0).unwrap();
+        let _waiting: Vec<_> = std::iter::from_fn(|| {
+            let caller = stream();
+            rustix::net::connect(&caller, &address)
+                .ok()
+                .map(|()| caller)
+        })
+        .collect();
+        let own = Duration::from_secs(7);
+        let socket = stream();
+        for programs_own in [None, Some(own)] {
+            set_socket_timeout(&socket, Timeout::Send, programs_own).unwrap();
+            let deadline = Instant::now() + Duration::from_millis(20);
+            let error = dial(socket.as_fd(), &path, 80, deadline).unwrap_err();
+            assert!(matches!(error, DialError::TimedOut), "{error}");
+            assert_eq!(
+                socket_timeout(&socket, Timeout::Send).unwrap(),
+                programs_own
+            );
+        }
+    }
 }

@@ -30,10 +30,10 @@ const SOCKET_TYPE_MASK: u64 = 0xf;
 
 /// Who knows where the VMs are.
 pub trait Directory: Send + Sync {
-    /// The host socket of the VM with this CID, or why there is none.
-    fn by_cid(&self, cid: u32) -> Result<PathBuf, String>;
-    /// The host socket of the VM of this full name, or why there is none.
-    fn by_name(&self, name: &str) -> Result<PathBuf, String>;
+    /// The host socket of the VM with this CID, or why there is none. It takes no longer than this.
+    fn by_cid(&self, cid: u32, timeout: Duration) -> Result<PathBuf, String>;
+    /// The same of the VM of this full name.
+    fn by_name(&self, name: &str, timeout: Duration) -> Result<PathBuf, String>;
 }
 
 /// How a command is run.
@@ -223,15 +223,18 @@ impl Supervisor {
         if !user.as_ref().is_ok_and(|user| *user == own) {
             return Err(DialError::OtherUser { own });
         }
-        let (directory, deadline) = (
-            &self.settings.directory,
-            Instant::now() + self.settings.timeout,
-        );
+        let (directory, timeout) = (&self.settings.directory, self.settings.timeout);
+        let deadline = Instant::now() + timeout;
         let (host_socket, port) = match destination {
-            Destination::Vsock(VsockAddress { cid, port }) => (directory.by_cid(*cid), *port),
-            Destination::Route(route) => (directory.by_name(&route.vm), route.port),
+            Destination::Vsock(VsockAddress { cid, port }) => {
+                (directory.by_cid(*cid, timeout), *port)
+            }
+            Destination::Route(route) => (directory.by_name(&route.vm, timeout), route.port),
         };
-        let host_socket = host_socket.map_err(DialError::Unreachable)?;
+        let host_socket = host_socket.map_err(|words| match Instant::now() < deadline {
+            true => DialError::Unreachable(words),
+            false => DialError::TimedOut,
+        })?;
         match dial::dial(socket.as_fd(), &host_socket, port, deadline) {
             Ok(host_port) => self.christen(&socket, destination, host_port),
             // It was refused before, and the program tries again.

@@ -18,8 +18,9 @@ struct Daemon {
 }
 
 impl Directory for Daemon {
-    fn by_cid(&self, cid: u32) -> Result<PathBuf, String> {
-        let list = self.client.list().map_err(|error| error.to_string())?;
+    fn by_cid(&self, cid: u32, timeout: Duration) -> Result<PathBuf, String> {
+        let client = self.client.clone().with_patience(timeout);
+        let list = client.list().map_err(|error| error.to_string())?;
         let found = list
             .vms
             .into_iter()
@@ -28,11 +29,9 @@ impl Directory for Daemon {
         found.map(|vm| vm.host).ok_or_else(unknown)
     }
 
-    fn by_name(&self, name: &str) -> Result<PathBuf, String> {
-        let vm = self
-            .client
-            .show(name)
-            .map_err(|failure| failure.to_string())?;
+    fn by_name(&self, name: &str, timeout: Duration) -> Result<PathBuf, String> {
+        let client = self.client.clone().with_patience(timeout);
+        let vm = client.show(name).map_err(|failure| failure.to_string())?;
         Ok(vm.host)
     }
 }

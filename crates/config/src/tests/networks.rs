@@ -253,6 +253,7 @@ fn what_no_port_can_be_is_refused() {
         ("lan,trunk=", "from 1 to 4094"),
         ("lan,native=3", "\"native\" means nothing without \"trunk\""),
         ("lan,vlan=3,trunk=4", "a port has one VLAN or several"),
+        ("lan,isolated=", "write \"true\" or \"false\""),
         ("lan,isolated=maybe", "write \"true\" or \"false\""),
         ("lan,frames-per-second=0", "from 1 to 100000000"),
         ("lan,bytes-per-second=65535", "from 65536"),

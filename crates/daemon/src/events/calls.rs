@@ -31,7 +31,13 @@ impl CallNotes {
     pub fn note_egress(&self, record: AuditRecord) {
         match record.decision {
             AuditDecision::Allowed => {
+                let (from, (to, port)) = (caller_asked(&record.from), callee_asked(&record.to));
                 self.audit.record(record);
+                self.events.put_through(Call {
+                    from: Some(&from),
+                    to: Some(&to),
+                    port,
+                });
             }
             AuditDecision::Denied | AuditDecision::Failed => self.note(record, None),
         }
@@ -324,6 +330,38 @@ mod tests {
         let all = [of_1000, of_1001, published];
         assert_eq!(known(Some("host")), all);
         assert_eq!(known(None), all);
+    }
+
+    #[test]
+    fn a_destination_that_was_reached_again_is_no_failure_any_more() {
+        let events = Events::default();
+        let notes = CallNotes::new(Audit::start(None).unwrap().0, events.clone());
+        let record = |decision| AuditRecord {
+            decision,
+            from: AuditCaller::Vm {
+                domain: "default".to_owned(),
+                vm: "ci".to_owned(),
+                cid: 3,
+                port: 1,
+            },
+            to: AuditCallee::Address {
+                name: Some("deb.debian.org".to_owned()),
+                address: None,
+                port: 443,
+            },
+            redirected_to: None,
+            rule: None,
+            reason: Some("no answer in time".into()),
+        };
+        let call = Call {
+            from: Some("ci"),
+            to: Some("name:deb.debian.org"),
+            port: 443,
+        };
+        notes.note_egress(record(AuditDecision::Failed));
+        assert!(events.last_failure(call).is_some());
+        notes.note_egress(record(AuditDecision::Allowed));
+        assert_eq!(events.last_failure(call).map(|_| ()), None);
     }
 
     #[test]
