@@ -210,7 +210,9 @@ fn a_directory_that_cannot_be_used_ends_with_1_and_the_remedy() {
     let outcome = finish(command);
     assert_refused(&outcome, 1, "has no permission to create sockets in");
     assert!(
-        outcome.err.contains("or name another with --runtime-dir"),
+        outcome
+            .err
+            .contains("name a directory of its own with --runtime-dir"),
         "{}",
         outcome.err
     );

@@ -16,12 +16,22 @@ const ANNOUNCER: u32 = 1000;
 const CALLER: u32 = 5_000_000;
 
 fn announce(stand: &Stand, id: ServiceId, from: u32, to: &str) -> (UnixStream, u8) {
+    announce_as(stand, id, from, to, (ANNOUNCER, CALLER))
+}
+
+fn announce_as(
+    stand: &Stand,
+    id: ServiceId,
+    from: u32,
+    to: &str,
+    (own_port, port): (u32, u32),
+) -> (UnixStream, u8) {
     let called = stand.begin_from(from, id).recv_timeout(PATIENCE);
     let guest: UnixStream = blocking(called.expect("an answer").expect("put through").socket);
     let announcement = Announcement {
         destination: Destination::parse(to).expect("a destination"),
-        own_port: ANNOUNCER,
-        port: CALLER,
+        own_port,
+        port,
     };
     write(&guest, &[&GREETING[..], &announcement.to_bytes()].concat());
     assert_eq!(read_some(&guest, 2), [5, 0]);
@@ -92,6 +102,9 @@ fn only_a_privileged_program_on_a_line_that_keeps_ports_may_announce() {
         let (_, code) = announce(&egress.stand, egress.id, from, "a.example:1");
         assert_eq!(code, 7);
     }
+    // Where the line does not keep ports, each has this one.
+    let (_, code) = announce_as(&egress.stand, egress.id, 0, "a.example:1", (0, 0));
+    assert_eq!(code, 7);
     // An announcement is taken back by hanging up, and there is one for a port.
     let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, "a.example:1");
     assert_eq!(code, 0);

@@ -25,6 +25,9 @@ pub(crate) struct Announced {
     calls: Mutex<HashMap<Key, Expected>>,
 }
 
+/// What stands for the port on a line that does not keep the guest's ports.
+const UNKNOWN_PORT: u32 = 0;
+
 /// A VM, a service, and the port that the call will come from.
 type Key = (String, String, u32);
 
@@ -69,6 +72,9 @@ impl Guest {
 
     /// What was announced of this call.
     pub(super) fn take_expected(&self) -> Option<Expected> {
+        if self.source_port == UNKNOWN_PORT {
+            return None;
+        }
         let key = self.key(self.source_port);
         self.shared.announced.lock().remove(&key)
     }
@@ -98,7 +104,10 @@ impl Guest {
         own_port: u32,
         port: u32,
     ) -> std::io::Result<socks::Reply> {
-        if own_port != self.source_port || own_port >= FIRST_UNPRIVILEGED_PORT {
+        if own_port != self.source_port
+            || own_port >= FIRST_UNPRIVILEGED_PORT
+            || own_port == UNKNOWN_PORT
+        {
             return Ok(socks::Reply::CommandNotSupported);
         }
         let (outcome, mut known) = oneshot::channel();
