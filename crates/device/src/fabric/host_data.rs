@@ -117,6 +117,10 @@ impl Fabric {
                 Ok(sent) => {
                     delivered += sent;
                     self.drop_sent(id, from, sent);
+                    // Its party's circuits end, this one with them.
+                    if self.slow.has_overrun() {
+                        break;
+                    }
                     if sent < offered && !self.host_is_full(id) {
                         break;
                     }
