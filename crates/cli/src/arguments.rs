@@ -203,7 +203,7 @@ pub enum Sandbox {
     On,
     /// Nothing is refused, and the kernel logs system calls that would be
     Log,
-    /// It does not
+    /// Nothing is confined
     Off,
 }
 

@@ -35,7 +35,7 @@ pub struct EventArguments {
 /// The options of `why`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 the policy allows the call, and nothing known has it fail; 3 the policy denies it; 4 it is allowed, and the first line says what has it fail now,
+Exit codes: 0 the policy allows the call, and nothing known makes it fail; 3 the policy denies it; 4 it is allowed, and the first line says what makes it fail now,
 or that the last call failed; 1 there is no answer, as for an unknown name; 2 the command line is wrong.")]
 pub struct WhyArguments {
     /// Who calls: a VM or DOMAIN/NAME, host, user:NAME or users:GROUP

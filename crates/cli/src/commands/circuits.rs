@@ -48,7 +48,7 @@ fn check_rule(client: &Client, name: &str) -> Result<(), Failure> {
     }
     let meant = did_you_mean(&nearest(name, &labels).map(str::to_owned));
     Err(Failure::failed(format!(
-        "there is no rule named {name:?}{meant}: the names are those in the configuration, and a rule without one is named by its place"
+        "there is no rule named {name:?}{meant}: the names are those in the configuration, and a rule without one is named by its place; after a change of the configuration, `ringdown reload`"
     )))
 }
 
