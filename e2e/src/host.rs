@@ -58,16 +58,19 @@ pub fn dial(host: &Path, port: u32) -> Result<UnixStream> {
     }
 }
 
-/// Dials a guest's port again and again until something listens there.
+/// How calls are refused that come too early. A driver that a guest has bound may not have started for the daemon yet.
+const TOO_EARLY: [&str; 2] = ["nothing listens", "has not started the driver"];
+
+/// Dials a guest's port again and again until its driver runs and something listens there.
 ///
 /// # Errors
-/// After `deadline`, and at once for any reason other than that nothing listens.
+/// After `deadline`, and at once for any other reason.
 pub fn dial_when_open(host: &Path, port: u32, deadline: Duration) -> Result<UnixStream> {
     let until = Instant::now() + deadline;
     loop {
         match try_dial(host, port)? {
             Dialed::Open(stream) => return Ok(stream),
-            Dialed::Refused(answer) if answer.contains("nothing listens") => {}
+            Dialed::Refused(answer) if TOO_EARLY.iter().any(|words| answer.contains(words)) => {}
             Dialed::Refused(answer) => bail!("port {port}: {answer}"),
         }
         ensure!(Instant::now() < until, "nothing listens on port {port}");
