@@ -130,7 +130,7 @@ impl Fabric {
             Called::Listener => self.party_of_listener(call.line, Some(call.port)),
             Called::Directory | Called::Switchboard => None,
         };
-        if self.slow.is_barred(party) {
+        if self.is_refused(party) {
             return self.tell(Event::HostDialed {
                 circuit: call.circuit,
                 result: Err(Reason::SlowPeer),
@@ -206,7 +206,7 @@ impl Fabric {
         let call = redial.call;
         let circuit = call.circuit;
         let party = self.party_of_listener(call.line, (!redial.vmm).then_some(call.port));
-        if self.slow.is_barred(party) {
+        if self.is_refused(party) {
             self.tell(Event::HostDialed {
                 circuit,
                 result: Err(Reason::SlowPeer),

@@ -9,6 +9,7 @@ use vsock::{CircuitId, Event, Side};
 use wire::vsock::SEQPACKET_END_OF_MESSAGE;
 
 use super::host::SOCKET_EVENTS;
+use super::pass::LOOK_BYTES;
 use super::{Fabric, find_circuit};
 use crate::caller::Who;
 use crate::host_socket::BehindRequest;
@@ -21,6 +22,9 @@ const FULL_SOCKET_EVENTS: EventFlags = SOCKET_EVENTS.union(EventFlags::OUT);
 /// stream whose reader keeps up never has to be stored. Linux doubles the number for its own bookkeeping, and limits it
 /// (`net.core.wmem_max`); with less, more is stored and nothing is lost.
 const SEND_BUFFER_BYTES: usize = 256 * 1024;
+
+/// Calls on a suspect's socket in one turn: each may be slow, and everything else waits.
+const SUSPECT_CALLS: usize = 16;
 
 impl Fabric {
     pub(super) fn host_ready(&mut self, id: CircuitId, flags: EventFlags) {
@@ -106,13 +110,15 @@ impl Fabric {
         let _ = host.map(|host| self.reactor.retag(&host.socket, Token::Circuit(id), events));
     }
 
-    /// Sends a host program what is kept for it, as far as its socket takes it. Returns how many bytes that were.
+    /// Sends a host program what is kept for it, as far as its socket takes it, and a suspect only some of it now. Returns what
+    /// that counts of a turn, in bytes.
     pub(super) fn send_kept(&mut self, id: CircuitId) -> usize {
         let Some(from) = self.guest_side(id) else {
             return 0;
         };
-        let mut delivered = 0;
+        let (mut delivered, mut calls) = (0, 0);
         while let Some((offered, result)) = self.offer_kept(id, from) {
+            calls += 1;
             match result {
                 Ok(sent) => {
                     delivered += sent;
@@ -124,10 +130,14 @@ impl Fabric {
                     if sent < offered && !self.host_is_full(id) {
                         break;
                     }
+                    if calls >= SUSPECT_CALLS && self.host_is_suspect(id) {
+                        self.schedule(id);
+                        break;
+                    }
                 }
                 Err(error) => {
                     self.host_write_failed(id, &error);
-                    return delivered;
+                    return delivered + calls * LOOK_BYTES;
                 }
             }
         }
@@ -138,7 +148,14 @@ impl Fabric {
             });
         }
         self.act_on_overruns();
-        delivered
+        delivered + calls.max(1) * LOOK_BYTES
+    }
+
+    fn host_is_suspect(&self, id: CircuitId) -> bool {
+        let host = self
+            .peek_circuit(id)
+            .and_then(|circuit| circuit.host.as_ref());
+        self.slow.is_suspect(host.and_then(|host| host.party))
     }
 
     /// Offers what is kept to the host program's socket: for a stream as much as one call takes, else one message.

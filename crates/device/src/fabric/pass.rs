@@ -50,7 +50,7 @@ impl Fabric {
         // Taken out, so that the switch can be told in between.
         match circuit.relay.take() {
             Some(relay) => self.relay(id, relay),
-            None => LOOK_BYTES + self.send_kept(id),
+            None => self.send_kept(id),
         }
     }
 }

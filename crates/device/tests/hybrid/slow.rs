@@ -264,3 +264,65 @@ fn what_a_refused_user_has_closed_delays_no_one_else() {
     }
     assert!(!vmm.was_called());
 }
+
+/// Who is called has sockets closed by the closer, too, and may have no more waiting there than a caller.
+#[test]
+fn a_service_with_much_to_be_closed_gets_no_circuits() {
+    const PLACES: usize = 16;
+    let _alone = alone();
+    if !counts_softirqs() {
+        eprintln!("skipped: this kernel counts softirqs apart");
+        return;
+    }
+    let (house, vmm, listener) = with_registry(calls_services("fc"));
+    let (mut program, mut far) = connected(&house, "fc", &vmm);
+    let watchers = watch(&program);
+    send_until_cut(&mut far, &mut program);
+    drop((watchers, program));
+    // Its budget is touched, and not used up.
+    let mut near = vmm.dial(5000).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    let watchers = watch(&far);
+    for _ in 0..4 {
+        near.write_all(b"x").unwrap();
+        assert!(byte_comes(&mut far));
+    }
+    drop(watchers);
+    assert_eq!(ended(&house, "fc"), 1);
+
+    let (ended, closed) = channel();
+    let (release, go_on) = channel::<()>();
+    let go_on = Arc::new(Mutex::new(go_on));
+    let _published = house.publish_unix("fc", 80, Box::new(Place { ended, go_on }));
+    let name = closed.recv_timeout(crate::PATIENCE).unwrap();
+    assert_eq!(name.as_deref(), Some("closer"));
+    drop((near, far));
+    house.wait_for_circuits(0);
+    listener.set_nonblocking(true).unwrap();
+    let is_taken = || {
+        let near = vmm.dial(5000).unwrap();
+        near.set_nonblocking(true).unwrap();
+        let until = Instant::now() + crate::PATIENCE;
+        loop {
+            if listener.accept().is_ok() {
+                drop(near);
+                house.wait_for_circuits(0);
+                return true;
+            }
+            match (&near).read(&mut [0]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                _ => return false,
+            }
+            assert!(Instant::now() < until, "neither taken nor refused");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let taken = (0..2 * PLACES).take_while(|_| is_taken()).count();
+    // The first circuit's socket waits, too.
+    assert_eq!(taken, PLACES - 1);
+    drop(release);
+    let until = Instant::now() + crate::PATIENCE;
+    while !is_taken() {
+        assert!(Instant::now() < until, "still refused");
+    }
+}

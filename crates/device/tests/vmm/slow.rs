@@ -127,6 +127,51 @@ fn what_passes_under_suspicion_is_whole() {
     assert_eq!(ended(&fabric), 0);
 }
 
+/// A packet to a program that is suspected goes out in many small calls, and others have their turns in between.
+#[test]
+fn a_packet_under_suspicion_takes_many_turns() {
+    let _alone = alone();
+    const LEN: u32 = 60_000;
+    /// Pieces grow with each 16 calls: the whole takes some 190.
+    const LEAST_TURNS: u32 = 8;
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let (mut guest, programs) = with_circuits(&mut fabric, directory.path(), 1);
+    let program = &programs[0];
+    let receive = || {
+        let mut bytes = vec![0; LEN as usize];
+        let mut from = program;
+        match from.read(&mut bytes) {
+            Ok(len) => len,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                0
+            }
+        }
+    };
+    let watchers = watch(program);
+    let byte = guest.packet(&header(Operation::Data, 80, 1));
+    for _ in 0..2 {
+        guest.offer(TX, byte, 1);
+        guest.kick(TX);
+        turn_until(&mut fabric, "a byte", |_| receive() == 1);
+    }
+    drop(watchers);
+
+    let packet = guest.packet(&header(Operation::Data, 80, LEN));
+    guest.offer(TX, packet, 1);
+    guest.kick(TX);
+    let (mut turns, mut received) = (0, 0);
+    turn_until(&mut fabric, "all of it", |_| {
+        let len = receive();
+        turns += u32::from(len > 0);
+        received += len;
+        received == LEN as usize
+    });
+    assert!(turns >= LEAST_TURNS, "{turns} turns");
+    assert_eq!(ended(&fabric), 0);
+}
+
 /// Some programs make calls slow in the very turns in which another one has room again.
 #[test]
 fn messages_kept_for_another_program_all_arrive() {
