@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use wire::agent::ErrorKind;
 use wire::agent::transfer::{File, MAX_FILE_LEN, Message};
@@ -14,6 +15,15 @@ use crate::error::Stop;
 use crate::file::CHANGED;
 use crate::observer::Arrival;
 use crate::partial::{Partial, Trouble};
+
+/// How much is written at once: a pipe that is said to have room has room for this (`PIPE_BUF`).
+const PIECE_BYTES: usize = 4096;
+
+/// How long a write waits for room before it is checked whether the transfer goes on.
+const LOOK_INTERVAL: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 200_000_000,
+};
 
 /// The file that is coming.
 #[derive(Debug)]
@@ -90,7 +100,7 @@ impl Said {
     }
 }
 
-impl Receiver<'_> {
+impl<'a> Receiver<'a> {
     pub(super) fn begin_file(&mut self, begun: File) -> Result<(), Stop> {
         if !self.lost.is_empty() {
             let asks = begun.asks;
@@ -254,7 +264,7 @@ impl Receiver<'_> {
         said.check_chunk(behind)?.map_err(|why| too_long(&why))?;
         let hole = offset - *end;
         let stream = self.fill(hole)?;
-        write_all(stream, bytes)?;
+        write_all(stream, bytes, || self.channel.stay_alive())?;
         if let Current::Stream {
             identity,
             end,
@@ -270,7 +280,7 @@ impl Receiver<'_> {
     }
 
     /// Writes zeros to the stream, where they take as much room as any bytes: no more than came, unless a limit was given, which holds for all.
-    fn fill(&mut self, hole: u64) -> Result<BorrowedFd<'_>, Stop> {
+    fn fill(&mut self, hole: u64) -> Result<BorrowedFd<'a>, Stop> {
         let Target::Stream(stream) = self.request.target else {
             return Err(Stop::protocol("a stream has no end"));
         };
@@ -453,7 +463,6 @@ fn too_long(why: &str) -> Stop {
     Stop::failed(ErrorKind::Unavailable, why)
 }
 
-/// Between the pieces it is checked whether the transfer goes on.
 fn write_zeros(
     stream: BorrowedFd<'_>,
     mut count: u64,
@@ -464,18 +473,29 @@ fn write_zeros(
         let len = zeros
             .len()
             .min(usize::try_from(count).unwrap_or(usize::MAX));
-        write_all(stream, &zeros[..len])?;
+        write_all(stream, &zeros[..len], &mut between)?;
         count -= len as u64;
-        between()?;
     }
     Ok(())
 }
 
-fn write_all(stream: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Stop> {
+/// Writes to a stream whose reader may have stopped: before each piece, and while there is no room, it is checked whether the transfer goes on.
+fn write_all(
+    stream: BorrowedFd<'_>,
+    mut bytes: &[u8],
+    mut between: impl FnMut() -> Result<(), Stop>,
+) -> Result<(), Stop> {
     while !bytes.is_empty() {
-        match rustix::io::write(stream, bytes) {
+        between()?;
+        let mut polled = [PollFd::new(&stream, PollFlags::OUT)];
+        let written = match poll(&mut polled, Some(&LOOK_INTERVAL)) {
+            Ok(0) => continue,
+            Ok(_) => rustix::io::write(stream, &bytes[..bytes.len().min(PIECE_BYTES)]),
+            Err(error) => Err(error),
+        };
+        match written {
             Ok(count) => bytes = &bytes[count..],
-            Err(Errno::INTR) => {}
+            Err(Errno::INTR | Errno::AGAIN) => {}
             Err(error) => {
                 return Err(Stop::failed(
                     ErrorKind::Unavailable,

@@ -1,5 +1,8 @@
 //! Standard streams in the place of a file.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use super::*;
 
 #[test]
@@ -65,4 +68,47 @@ fn a_stream_takes_one_file_and_gives_one() {
     .unwrap();
     sending.join().unwrap().unwrap();
     assert!(fs::read(at("out")).unwrap() == fs::read(at("fed")).unwrap());
+}
+
+/// Nobody reads the pipe that the content goes to.
+#[test]
+fn a_stream_that_is_not_read_can_be_cancelled() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("source");
+    fs::write(&path, noise(900_000, 6)).unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let (one, other) = UnixStream::pair().unwrap();
+    let sending = thread::spawn(move || {
+        let request = Send {
+            sources: &[Source::Path(path)],
+            options: options(),
+            after: None,
+            resumed: false,
+        };
+        send(&mut channel(one), &request, &mut Silent)
+    });
+    let cancelled = Arc::<AtomicBool>::default();
+    let theirs = Arc::clone(&cancelled);
+    let (ended, end) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let mut channel = Channel::new(OwnedFd::from(other), Decoder::new(), theirs).unwrap();
+        let request = Receive {
+            target: &Target::Stream(writer),
+            id: ID,
+            options: options(),
+            expected: None,
+            resumed: false,
+        };
+        let mut arrived = Arrived::default();
+        let received = receive(&mut channel, &request, &mut arrived, &mut Silent).0;
+        let _ = ended.send(received);
+    });
+    while rustix::io::ioctl_fionread(&reader).unwrap() < 60_000 {
+        assert!(end.try_recv().is_err(), "it has ended");
+        thread::sleep(Duration::from_millis(1));
+    }
+    cancelled.store(true, Ordering::Relaxed);
+    let received = end.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(matches!(received, Err(Stop::Cancelled)), "{received:?}");
+    sending.join().unwrap().unwrap_err();
 }
