@@ -21,6 +21,9 @@ const ROOM: usize = 256 << 10;
 /// How long the end waits for the reader.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
+/// How long a panic waits for the reader: the process may end with it.
+const PANIC_WAIT: Duration = Duration::from_millis(100);
+
 /// Standard error is the process's, and so is its queue.
 static QUEUE: Queue = Queue::new(ROOM);
 
@@ -82,7 +85,7 @@ fn say_left_out(held_back: u64) {
     tracing::warn!(target: log_budget::COUNTS, held_back, "left out log lines: the log was not read in time");
 }
 
-/// What the default does, which waits for the reader.
+/// What the default does, but that it waits for the reader only so long.
 fn write_panic(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("<unnamed>");
@@ -93,6 +96,9 @@ fn write_panic(panic: &PanicHookInfo<'_>) {
     }
     // It does not fail.
     let _ = LineWriter.write(text.as_bytes());
+    if !IS_THE_WRITER.get() {
+        QUEUE.wait_until_written(PANIC_WAIT);
+    }
 }
 
 /// Writes to standard error, also where another process has made that non-blocking. What cannot be written is lost.
