@@ -236,6 +236,39 @@ s.sendall(b"GET /file HTTP/1.0\r\n\r\n")
 assert s.recv(17, socket.MSG_WAITALL) == b"HTTP/1.1 200 OK\r\n"
 "#;
 
+/// Connects while another thread changes the address in its memory, until both an allowed and a denied one were met.
+const RACING: &str = r#"
+import ctypes, errno, os, socket, struct, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+port = int(sys.argv[1])
+def find(name):
+    return socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+good, bad = find("web.allowed.test"), find("other.denied.test")
+memory = ctypes.create_string_buffer(struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(good) + bytes(8), 16)
+is_over = False
+def change():
+    turn = 0
+    while not is_over:
+        turn += 1
+        memory[4:8] = socket.inet_aton((good, bad)[turn % 2])
+changer = threading.Thread(target=change)
+changer.start()
+met = {"connected": 0, "EACCES": 0}
+while min(met.values()) < 3 and sum(met.values()) < 500:
+    s = socket.socket()
+    if libc.connect(s.fileno(), memory, 16) == 0:
+        assert s.getpeername() == (good, port), s.getpeername()
+        s.sendall(b"GET /file HTTP/1.0\r\n\r\n")
+        assert s.recv(17, socket.MSG_WAITALL) == b"HTTP/1.1 200 OK\r\n"
+        met["connected"] += 1
+    else:
+        met[errno.errorcode[ctypes.get_errno()]] += 1
+    s.close()
+is_over = True
+changer.join()
+print("both" if min(met.values()) >= 3 else met)
+"#;
+
 fn programs_fetch(scene: &Scene) {
     assert_eq!(scene.good("ls /sys/class/net"), "lo");
     let url = scene.url("web.allowed.test", "file");
@@ -356,6 +389,22 @@ fn a_refusal_is_an_error_at_once_and_stands_in_the_audit() {
     let said = scene.bad(&format!("{run} curl -sS http://192.0.2.1/"));
     assert!(said.contains("Permission denied"), "{said}");
     scene.audited(&["\"denied\"", "192.0.2.1"]);
+}
+
+#[test]
+fn an_address_that_changes_during_the_call_is_what_was_decided() {
+    let (_alone, scene) = scene();
+    scene.good(&format!("cat > /tmp/race.py <<'END'\n{RACING}\nEND"));
+    let line = format!("ringdown-agent run -- python3 /tmp/race.py {}", scene.port);
+    assert_eq!(scene.good(&line), "both");
+    let path = scene.daemon.runtime_directory().join("audit.jsonl");
+    let text = fs::read_to_string(&path).unwrap();
+    let denied = text
+        .lines()
+        .filter(|line| line.contains("other.denied.test"));
+    for line in denied {
+        assert!(line.contains("\"denied\""), "{line}");
+    }
 }
 
 #[test]

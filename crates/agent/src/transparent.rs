@@ -239,6 +239,8 @@ impl Run {
         let program = self.program;
         let spawned = supervise::spawn(command, &SUPERVISION);
         let (child, listener) = spawned.map_err(|source| RunError::Spawn { program, source })?;
+        // The program keeps its own limit. A call under way needs up to four descriptors here.
+        let _ = sys::descriptors::raise_limit();
         let supervisor =
             Supervisor::new(listener, way, self.is_verbose).map_err(local("watch the program"))?;
         let supervisor = Arc::new(supervisor);

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::Permissions;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -24,8 +25,10 @@ pub(crate) const ANY_CID: u32 = u32::MAX;
 /// Any port, in an address to bind to.
 pub(crate) const ANY_PORT: u32 = u32::MAX;
 
-/// The lowest source port that the agent dials from. Those below stay free for well-known services.
-const FIRST_SOURCE_PORT: u32 = 512;
+/// Privileged ports from which `run` announces calls, each while its call is under way, and those from which the agent dials. Those below stay free for
+/// well-known services.
+const ANNOUNCER_SOURCE_PORTS: Range<u32> = 512..640;
+const AGENT_SOURCE_PORTS: Range<u32> = ANNOUNCER_SOURCE_PORTS.end..FIRST_UNPRIVILEGED_PORT;
 
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -214,23 +217,27 @@ pub fn dial_host() -> io::Result<OwnedFd> {
 
 /// The same for another port of the host.
 pub(crate) fn dial_host_as_agent(host_port: u32) -> io::Result<OwnedFd> {
-    let mut last = io::Error::from(io::ErrorKind::AddrInUse);
-    for port in (FIRST_SOURCE_PORT..FIRST_UNPRIVILEGED_PORT)
-        .rev()
-        .filter(|port| *port != PORT)
-    {
-        let socket = vsock_socket()?;
-        match nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, port)) {
-            Ok(()) => {
-                connect(&socket, HOST_CID, host_port)?;
-                rustix::io::ioctl_fionbio(&socket, true)?;
-                return Ok(socket);
-            }
-            Err(nix::errno::Errno::EADDRINUSE) => last = nix::errno::Errno::EADDRINUSE.into(),
-            Err(error) => return Err(error.into()),
+    dial_host_from(AGENT_SOURCE_PORTS, host_port)
+}
+
+/// The same, to announce a call of a program.
+pub(crate) fn dial_host_to_announce(host_port: u32) -> io::Result<OwnedFd> {
+    dial_host_from(ANNOUNCER_SOURCE_PORTS, host_port)
+}
+
+fn dial_host_from(ports: Range<u32>, host_port: u32) -> io::Result<OwnedFd> {
+    let socket = vsock_socket()?;
+    let mut bound = Err(nix::errno::Errno::EADDRINUSE);
+    for port in ports.rev().filter(|port| *port != PORT) {
+        bound = nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, port));
+        if bound != Err(nix::errno::Errno::EADDRINUSE) {
+            break;
         }
     }
-    Err(last)
+    bound?;
+    connect(&socket, HOST_CID, host_port)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
 }
 
 /// How often a dial to another guest is tried again when nothing answers: the kernel gives up after two seconds, in which a busy

@@ -13,10 +13,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
@@ -365,11 +367,7 @@ impl Listener {
     ///
     /// # Errors
     /// `ENOENT` if it does not wait any more.
-    pub fn answer(
-        &self,
-        call: &PendingCall,
-        result: Result<u32, rustix::io::Errno>,
-    ) -> io::Result<()> {
+    pub fn answer(&self, call: &PendingCall, result: Result<u32, Errno>) -> io::Result<()> {
         self.respond(libc::seccomp_notif_resp {
             id: call.id,
             val: result.map_or(0, i64::from),
@@ -424,6 +422,95 @@ impl Listener {
         self.add_descriptor(call, descriptor, flags, number, close_on_exec)
     }
 
+    /// Puts a descriptor of this file in the place of each that the calling process has of the socket `old`. The call still waits.
+    ///
+    /// # Errors
+    /// As [`Listener::put_descriptor`]; or the process cannot be looked into.
+    pub fn replace(
+        &self,
+        call: &PendingCall,
+        old: impl AsFd,
+        fresh: impl AsFd,
+    ) -> Result<(), Errno> {
+        let inode = rustix::fs::fstat(old)?.st_ino;
+        let descriptors = Thread(call.thread).descriptors_of(inode).map_err(errno)?;
+        for (number, close_on_exec) in descriptors {
+            self.put_descriptor(call, fresh.as_fd(), number, close_on_exec)
+                .map_err(errno)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the memory of the calling process.
+    ///
+    /// # Errors
+    /// `EFAULT` for an address where it has none, `ESRCH` once the call does not wait any more, or that the process cannot be looked into.
+    pub fn read(&self, call: &PendingCall, bytes: &mut [u8], address: u64) -> Result<(), Errno> {
+        let memory = Thread(call.thread).memory().map_err(errno)?;
+        self.still_pending(call)?;
+        memory
+            .read_exact_at(bytes, address)
+            .map_err(|_| Errno::FAULT)
+    }
+
+    /// Writes to the memory of the calling process.
+    ///
+    /// # Errors
+    /// As [`Listener::read`].
+    pub fn write(&self, call: &PendingCall, bytes: &[u8], address: u64) -> Result<(), Errno> {
+        let memory = Thread(call.thread).writable_memory().map_err(errno)?;
+        self.still_pending(call)?;
+        memory
+            .write_all_at(bytes, address)
+            .map_err(|_| Errno::FAULT)
+    }
+
+    /// Writes a value to where the calling process has room for as many bytes as it says at `len_address`, as much of it as fits, and returns how much that is.
+    ///
+    /// # Errors
+    /// As [`Listener::read`]; `EINVAL` for a negative length.
+    pub fn write_value(
+        &self,
+        call: &PendingCall,
+        bytes: &[u8],
+        address: u64,
+        len_address: u64,
+    ) -> Result<u32, Errno> {
+        let mut room = [0; 4];
+        self.read(call, &mut room, len_address)?;
+        let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::INVAL)?;
+        let bytes = &bytes[..bytes.len().min(room)];
+        self.write(call, bytes, address)?;
+        // As the room, it is an int.
+        Ok(bytes.len() as u32)
+    }
+
+    /// The same of a socket address, whose whole length is written at `len_address`.
+    ///
+    /// # Errors
+    /// As [`Listener::write_value`].
+    pub fn write_address(
+        &self,
+        call: &PendingCall,
+        bytes: &[u8],
+        address: u64,
+        len_address: u64,
+    ) -> Result<(), Errno> {
+        self.write_value(call, bytes, address, len_address)?;
+        self.write(call, &(bytes.len() as u32).to_ne_bytes(), len_address)
+    }
+
+    /// `ESRCH` unless the call still waits: see [`Listener::is_pending`].
+    ///
+    /// # Errors
+    /// That alone.
+    pub fn still_pending(&self, call: &PendingCall) -> Result<(), Errno> {
+        match self.is_pending(call) {
+            true => Ok(()),
+            false => Err(Errno::SRCH),
+        }
+    }
+
     fn add_descriptor(
         &self,
         call: &PendingCall,
@@ -455,6 +542,11 @@ impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
+}
+
+/// An error of the system as the program would get it.
+pub fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::NOMEM)
 }
 
 fn checked(result: i64) -> io::Result<i64> {

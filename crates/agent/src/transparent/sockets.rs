@@ -1,6 +1,6 @@
 //! What is remembered of the sockets that stand in for a program's own, each by the number that the kernel gave it for its life (`SO_COOKIE`), which no other socket gets.
 //!
-//! A program does not say when it closes one, so the oldest are forgotten when there are too many. A stream that is forgotten goes on; what it shows of its addresses is then
+//! A program does not say when it closes a stream, so the oldest are forgotten when there are too many. A stream that is forgotten goes on; what it shows of its addresses is then
 //! what the kernel shows.
 
 use std::collections::{HashMap, VecDeque};
@@ -112,6 +112,8 @@ impl Sockets {
         }
         while self.sockets.len() >= MAX_SOCKETS || self.order.len() >= 2 * MAX_SOCKETS {
             match self.order.pop_front() {
+                // Its resolver answers as long as it is open, and there are few.
+                Some(oldest) if self.is_datagram(oldest) => self.order.push_back(oldest),
                 Some(oldest) => drop(self.remove(oldest)),
                 None => break,
             }
@@ -120,6 +122,11 @@ impl Sockets {
         self.sockets.insert(number, socket);
         self.order.push_back(number);
         Ok(())
+    }
+
+    fn is_datagram(&self, number: u64) -> bool {
+        let socket = self.sockets.get(&number);
+        socket.is_some_and(|socket| matches!(socket.kind, Kind::Datagram(_)))
     }
 
     /// Forgets one.
@@ -167,6 +174,9 @@ mod tests {
             sockets.remove(1 << 40 | number);
         }
         assert!(sockets.order.len() <= 2 * MAX_SOCKETS);
+        // Datagram sockets that are open are not forgotten for streams.
+        assert!(sockets.get_mut(1 << 33).is_some());
+        assert_eq!(sockets.datagrams, MAX_DATAGRAM_SOCKETS);
     }
 
     #[test]

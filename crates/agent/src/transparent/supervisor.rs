@@ -3,13 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use sys::supervise::{Listener, PendingCall, SystemCall, Thread};
+use sys::supervise::{Listener, PendingCall, SystemCall, Thread, errno};
 
 use super::address::{Family, Given, MAX_ADDRESS_LEN};
 use super::names::Names;
@@ -201,17 +200,26 @@ impl Supervisor {
     }
 
     /// The file of the call's descriptor, if it is a socket, and its number.
-    fn file(&self, call: &PendingCall) -> Option<(OwnedFd, u64)> {
+    ///
+    /// # Errors
+    /// `ENOBUFS` when this process may have no more descriptors.
+    fn file(&self, call: &PendingCall) -> Result<Option<(OwnedFd, u64)>, Errno> {
         // Descriptors are ints.
-        let socket = Thread(call.thread).descriptor(call.arguments[0] as i32);
-        let socket = socket.ok()?;
-        let number = number_of(socket.as_fd())?;
-        Some((socket, number))
+        let found = Thread(call.thread).descriptor(call.arguments[0] as i32);
+        match found.map_err(errno) {
+            Ok(socket) => {
+                let number = number_of(socket.as_fd());
+                Ok(number.map(|number| (socket, number)))
+            }
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(Errno::NOBUFS),
+            // The kernel says of the descriptor what there is to say.
+            Err(_) => Ok(None),
+        }
     }
 
     /// `getsockname` and `getpeername`: the addresses that the program knows.
     fn name(&self, call: &PendingCall) -> Result<Outcome, Errno> {
-        let Some((file, number)) = self.file(call) else {
+        let Some((file, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
         let address = {
@@ -234,38 +242,11 @@ impl Supervisor {
             };
             socket.family.shown(shown)
         };
-        self.write_address(call, address, call.arguments[1], call.arguments[2])?;
-        Ok(SUCCESS)
-    }
-
-    /// Writes an address where the program wants it, as much of it as it has room for.
-    fn write_address(
-        &self,
-        call: &PendingCall,
-        address: SocketAddr,
-        pointer: u64,
-        len_pointer: u64,
-    ) -> Result<(), Errno> {
         let bytes = address::to_bytes(address);
-        self.write_value(call, &bytes, pointer, len_pointer)?;
-        // The program learns how long it would have been.
-        self.write(call, &(bytes.len() as u32).to_ne_bytes(), len_pointer)
-    }
-
-    /// Writes a value whose room the program says at `len_pointer`, and how much it was.
-    fn write_value(
-        &self,
-        call: &PendingCall,
-        bytes: &[u8],
-        pointer: u64,
-        len_pointer: u64,
-    ) -> Result<(), Errno> {
-        let mut room = [0; 4];
-        self.read(call, &mut room, len_pointer)?;
-        let room = usize::try_from(i32::from_ne_bytes(room)).map_err(|_| Errno::INVAL)?;
-        let bytes = &bytes[..bytes.len().min(room)];
-        self.write(call, bytes, pointer)?;
-        self.write(call, &(bytes.len() as u32).to_ne_bytes(), len_pointer)
+        let [_, pointer, len_pointer, ..] = call.arguments;
+        self.listener
+            .write_address(call, &bytes, pointer, len_pointer)?;
+        Ok(SUCCESS)
     }
 
     /// Reads the address at the call's second and third argument, once: what is decided is about what was read.
@@ -283,32 +264,8 @@ impl Supervisor {
     ) -> Result<Given, Errno> {
         let mut bytes = [0; MAX_ADDRESS_LEN];
         let bytes = bytes.get_mut(..len as u32 as usize).ok_or(Errno::INVAL)?;
-        self.read(call, bytes, pointer)?;
+        self.listener.read(call, bytes, pointer)?;
         address::parse(bytes, family)
-    }
-
-    fn read(&self, call: &PendingCall, bytes: &mut [u8], pointer: u64) -> Result<(), Errno> {
-        let memory = Thread(call.thread).memory().map_err(errno)?;
-        self.still_pending(call)?;
-        memory
-            .read_exact_at(bytes, pointer)
-            .map_err(|_| Errno::FAULT)
-    }
-
-    fn write(&self, call: &PendingCall, bytes: &[u8], pointer: u64) -> Result<(), Errno> {
-        let memory = Thread(call.thread).writable_memory().map_err(errno)?;
-        self.still_pending(call)?;
-        memory
-            .write_all_at(bytes, pointer)
-            .map_err(|_| Errno::FAULT)
-    }
-
-    /// What was opened of the thread is the calling one's only if the call still waits.
-    fn still_pending(&self, call: &PendingCall) -> Result<(), Errno> {
-        match self.listener.is_pending(call) {
-            true => Ok(()),
-            false => Err(Errno::SRCH),
-        }
     }
 
     fn sockets(&self) -> MutexGuard<'_, Sockets> {
@@ -337,8 +294,4 @@ fn kernel_socket(family: Family) -> Result<OwnedFd, Errno> {
 fn own_address(like: SocketAddr, number: u64) -> SocketAddr {
     let port = 32_768 + (number % 28_232) as u16;
     (names::own_address(like.ip()), port).into()
-}
-
-fn errno(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::NOMEM)
 }

@@ -1,5 +1,6 @@
 //! With a real program, which is this one, supervised by itself, and an egress service that is a thread of the test behind a UNIX socket: no test opens AF_VSOCK.
 
+use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,8 +11,12 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, epoll};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_tcp_nodelay, socket_domain, socket_type, tcp_nodelay};
+use rustix::net::sockopt::{
+    self, Timeout, set_tcp_nodelay, socket_cookie, socket_domain, socket_error, socket_type,
+    tcp_nodelay,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use wire::destination::{Destination, Host};
 use wire::socks::{self, Greeting, Reply};
@@ -27,6 +32,9 @@ const EARLY: &[u8] = b"the first words of the server";
 /// Over a UNIX socket.
 struct UnixWay {
     path: PathBuf,
+    asked: Arc<Mutex<Vec<String>>>,
+    /// Whether calls are announced, and then what becomes of each, by its socket.
+    announced: Option<Mutex<HashMap<u64, Reply>>>,
 }
 
 impl Way for UnixWay {
@@ -35,13 +43,43 @@ impl Way for UnixWay {
         Ok(socket_with(family, kind, SocketFlags::CLOEXEC, None)?)
     }
 
-    fn announce(&self, _: BorrowedFd<'_>, _: &Destination, _: Instant) -> Option<OwnedFd> {
-        None
+    fn announce(
+        &self,
+        socket: BorrowedFd<'_>,
+        to: &Destination,
+        _: Instant,
+    ) -> Result<Option<OwnedFd>, Errno> {
+        let Some(announced) = &self.announced else {
+            return Ok(None);
+        };
+        if to.to_string().starts_with("silent.") {
+            return Err(Errno::TIMEDOUT);
+        }
+        self.asked.lock().unwrap().push(to.to_string());
+        let reply = reply_to(to);
+        let number = socket_cookie(socket).unwrap();
+        announced.lock().unwrap().insert(number, reply);
+        let (announcer, mut host) = UnixStream::pair().unwrap();
+        host.write_all(&reply.to_bytes()).unwrap();
+        Ok(Some(announcer.into()))
     }
 
     fn begin(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        let reply = self.announced.as_ref().map(|announced| {
+            let number = socket_cookie(socket).unwrap();
+            announced.lock().unwrap()[&number]
+        });
+        // As the host resets a call.
+        if reply.is_some_and(|reply| reply != Reply::Succeeded) {
+            return Err(Errno::CONNRESET);
+        }
         let address = rustix::net::SocketAddrUnix::new(&self.path)?;
-        rustix::net::connect(socket, &address)
+        rustix::net::connect(socket, &address)?;
+        let is_nonblocking = fcntl_getfl(socket)?.contains(OFlags::NONBLOCK);
+        match reply.is_some() && is_nonblocking {
+            true => Err(Errno::INPROGRESS),
+            false => Ok(()),
+        }
     }
 
     fn own_port(&self, _: BorrowedFd<'_>) -> u32 {
@@ -49,29 +87,34 @@ impl Way for UnixWay {
     }
 }
 
-/// An egress service that lets calls through to a server that sends words at once, and then back what it gets. The name says what becomes of the call.
-fn egress(listener: &UnixListener, asked: &Mutex<Vec<String>>) {
-    for stream in listener.incoming().flatten() {
-        let mut said = Vec::new();
-        let destination = read_request(&stream, &mut said);
-        asked.lock().unwrap().push(destination.to_string());
-        let reply = match &destination.host {
-            Host::Name(name) if name == "denied.example" => Reply::NotAllowed,
-            Host::Name(name) if name == "refused.example" => Reply::ConnectionRefused,
-            Host::Name(name) if name == "unknown.example" => Reply::HostUnreachable,
-            _ => Reply::Succeeded,
-        };
-        let mut stream = stream;
-        let mut answer = reply.to_bytes().to_vec();
-        if reply == Reply::Succeeded {
-            answer.extend(EARLY);
+/// What becomes of a call, by its name.
+fn reply_to(destination: &Destination) -> Reply {
+    match &destination.host {
+        Host::Name(name) if name == "denied.example" => Reply::NotAllowed,
+        Host::Name(name) if name == "refused.example" => Reply::ConnectionRefused,
+        Host::Name(name) if name == "unknown.example" => Reply::HostUnreachable,
+        _ => Reply::Succeeded,
+    }
+}
+
+/// An egress service that lets calls through to a server that sends words at once, and then back what it gets. Calls that were announced are put through without a
+/// word.
+fn egress(listener: &UnixListener, asked: Option<&Mutex<Vec<String>>>) {
+    for mut stream in listener.incoming().flatten() {
+        let mut answer = Vec::new();
+        if let Some(asked) = asked {
+            let destination = read_request(&stream, &mut Vec::new());
+            asked.lock().unwrap().push(destination.to_string());
+            let reply = reply_to(&destination);
+            answer.extend(reply.to_bytes());
+            if reply != Reply::Succeeded {
+                stream.write_all(&answer).unwrap();
+                continue;
+            }
         }
+        answer.extend(EARLY);
         stream.write_all(&answer).unwrap();
-        if reply == Reply::Succeeded {
-            std::thread::spawn(move || {
-                std::io::copy(&mut stream.try_clone().unwrap(), &mut stream)
-            });
-        }
+        std::thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut stream));
     }
 }
 
@@ -95,12 +138,21 @@ fn read_request(mut stream: &UnixStream, said: &mut Vec<u8>) -> Destination {
 
 /// Runs this program in that part, and returns what it said, and what egress was asked for.
 fn run(part: &str) -> (String, Vec<String>) {
+    run_by(part, false)
+}
+
+fn run_by(part: &str, announces: bool) -> (String, Vec<String>) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("egress");
     let listener = UnixListener::bind(&path).unwrap();
     let asked: Arc<Mutex<Vec<String>>> = Arc::default();
     let theirs = Arc::clone(&asked);
-    std::thread::spawn(move || egress(&listener, &theirs));
+    std::thread::spawn(move || egress(&listener, (!announces).then_some(&theirs)));
+    let way = UnixWay {
+        path,
+        asked: Arc::clone(&asked),
+        announced: announces.then(Mutex::default),
+    };
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args([
@@ -111,7 +163,7 @@ fn run(part: &str) -> (String, Vec<String>) {
         .env(PART, part)
         .stdout(Stdio::piped());
     let (child, listener) = supervise::spawn(command, &SUPERVISION).unwrap();
-    let supervisor = Supervisor::new(listener, Box::new(UnixWay { path }), false).unwrap();
+    let supervisor = Supervisor::new(listener, Box::new(way), false).unwrap();
     let supervisor = Arc::new(supervisor);
     std::thread::spawn(move || supervisor.run());
     let output = child.wait_with_output().unwrap();
@@ -129,6 +181,8 @@ fn supervised_part() {
         Ok("names") => names_part(),
         Ok("refusals") => refusals_part(),
         Ok("epoll") => epoll_part(),
+        Ok("announced") => epoll_by(true),
+        Ok("silent") => silent_part(),
         Ok("options") => options_part(),
         Ok("loopback") => loopback_part(),
         Ok("datagrams") => datagrams_part(),
@@ -240,6 +294,10 @@ fn a_refusal_is_the_error_that_it_means() {
 
 /// An epoll that watches the socket before it is connected, and a copy of its descriptor: both are of the circuit.
 fn epoll_part() -> String {
+    epoll_by(false)
+}
+
+fn epoll_by(is_announced: bool) -> String {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
@@ -247,10 +305,14 @@ fn epoll_part() -> String {
     epoll::add(&epoll, &socket, data, epoll::EventFlags::IN).unwrap();
     let copy = rustix::io::dup(&socket).unwrap();
     let to: SocketAddr = "192.0.2.7:80".parse().unwrap();
-    rustix::net::connect(&socket, &to).unwrap();
+    match rustix::net::connect(&socket, &to) {
+        Ok(()) => assert!(!is_announced),
+        Err(errno) => assert!(is_announced && errno == Errno::INPROGRESS),
+    }
     let mut events = Vec::with_capacity(4);
     let spare = rustix::buffer::spare_capacity(&mut events);
     assert_eq!(epoll::wait(&epoll, spare, None).unwrap(), 1);
+    assert_eq!(socket_error(&socket), Ok(Ok(())));
     drop(socket);
     let mut stream = TcpStream::from(copy);
     stream.set_nonblocking(false).unwrap();
@@ -262,6 +324,30 @@ fn epoll_part() -> String {
 #[test]
 fn what_was_done_with_the_descriptor_before_holds() {
     assert_eq!(run("epoll").0, "done");
+}
+
+#[test]
+fn announced_calls_have_the_same_ends() {
+    for part in ["names", "refusals"] {
+        let (said, asked) = run(part);
+        assert_eq!(run_by(part, true), (said, asked));
+    }
+    assert_eq!(run_by("announced", true).0, "done");
+}
+
+fn silent_part() -> String {
+    let silent = ("silent.example", 80).to_socket_addrs().unwrap();
+    let silent = silent.into_iter().next().unwrap();
+    let error = TcpStream::connect(silent).unwrap_err();
+    error.raw_os_error().unwrap().to_string()
+}
+
+/// The host may expect the call: words for a proxy would reach the server.
+#[test]
+fn a_call_that_may_have_been_announced_is_not_made_in_another_way() {
+    let (said, asked) = run_by("silent", true);
+    assert_eq!(said, Errno::TIMEDOUT.raw_os_error().to_string());
+    assert_eq!(asked, [""; 0]);
 }
 
 fn options_part() -> String {
@@ -298,6 +384,7 @@ fn loopback_part() -> String {
     });
     let (mut stream, from) = listener.accept().unwrap();
     assert!(from.ip().is_loopback());
+    bind_with_options();
     let mut words = String::new();
     stream.read_to_string(&mut words).unwrap();
     caller.join().unwrap();
@@ -305,6 +392,26 @@ fn loopback_part() -> String {
     let error = TcpStream::connect(address).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     words
+}
+
+/// What was set before the kernel's socket took the place holds.
+fn bind_with_options() {
+    let flags = SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+    let (second, linger) = (Duration::from_secs(1), Duration::from_secs(2));
+    sockopt::set_socket_keepalive(&socket, true).unwrap();
+    sockopt::set_socket_linger(&socket, Some(linger)).unwrap();
+    sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(second)).unwrap();
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    rustix::net::bind(&socket, &address).unwrap();
+    assert_eq!(socket_domain(&socket), Ok(AddressFamily::INET));
+    assert_eq!(sockopt::socket_keepalive(&socket), Ok(true));
+    assert_eq!(sockopt::socket_linger(&socket), Ok(Some(linger)));
+    let timeout = sockopt::socket_timeout(&socket, Timeout::Recv);
+    assert_eq!(timeout, Ok(Some(second)));
+    assert!(fcntl_getfl(&socket).unwrap().contains(OFlags::NONBLOCK));
+    let flags = rustix::io::fcntl_getfd(&socket).unwrap();
+    assert!(!flags.contains(rustix::io::FdFlags::CLOEXEC));
 }
 
 #[test]

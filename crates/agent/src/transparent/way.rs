@@ -13,7 +13,7 @@ use wire::destination::Destination;
 use wire::socks::{self, Announcement, METHOD_ACCEPTED, Reply};
 
 use crate::stream::until;
-use crate::transport::{ANY_CID, ANY_PORT, HOST_CID, dial_host_as_agent};
+use crate::transport::{ANY_CID, ANY_PORT, HOST_CID, dial_host_to_announce};
 
 /// Where the sockets come from that stand in for the programs' own, and how one reaches the egress service. It is a trait, so that tests need no AF_VSOCK.
 pub(crate) trait Way: Send + Sync {
@@ -31,12 +31,15 @@ pub(crate) trait Way: Send + Sync {
 
     /// Has the host put through the next call of this socket to this destination, if it offers that to this process: what has become of it comes over the connection
     /// that is returned.
+    ///
+    /// # Errors
+    /// It is not known whether the host expects the call, so the socket cannot be connected in another way.
     fn announce(
         &self,
         socket: BorrowedFd<'_>,
         to: &Destination,
         deadline: Instant,
-    ) -> Option<OwnedFd>;
+    ) -> Result<Option<OwnedFd>, Errno>;
 
     /// The number that the socket has at this end, once it is connected.
     fn own_port(&self, socket: BorrowedFd<'_>) -> u32;
@@ -62,13 +65,13 @@ impl VsockWay {
         }
     }
 
-    fn try_announce(
+    /// A connection from a privileged port, over which calls of this socket can be announced, and what says so.
+    fn announcer(
         &self,
         socket: BorrowedFd<'_>,
         destination: &Destination,
-        deadline: Instant,
-    ) -> io::Result<Option<OwnedFd>> {
-        let announcer = dial_host_as_agent(self.port)?;
+    ) -> io::Result<(OwnedFd, Announcement)> {
+        let announcer = dial_host_to_announce(self.port)?;
         if own_port(socket)? == ANY_PORT {
             bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, ANY_PORT))?;
         }
@@ -77,17 +80,11 @@ impl VsockWay {
             own_port: own_port(announcer.as_fd())?,
             port: own_port(socket)?,
         };
-        let words = [&socks::GREETING[..], &announcement.to_bytes()].concat();
-        send(announcer.as_fd(), &words, deadline)?;
-        read_method(announcer.as_fd(), deadline)?;
-        match read_reply(announcer.as_fd(), deadline)? {
-            Reply::Succeeded => Ok(Some(announcer)),
-            Reply::CommandNotSupported => {
-                self.may_announce.store(false, Ordering::Relaxed);
-                Ok(None)
-            }
-            _ => Ok(None),
-        }
+        Ok((announcer, announcement))
+    }
+
+    fn announces_no_more(&self) {
+        self.may_announce.store(false, Ordering::Relaxed);
     }
 }
 
@@ -111,17 +108,26 @@ impl Way for VsockWay {
         socket: BorrowedFd<'_>,
         to: &Destination,
         deadline: Instant,
-    ) -> Option<OwnedFd> {
+    ) -> Result<Option<OwnedFd>, Errno> {
         if !self.may_announce.load(Ordering::Relaxed) {
-            return None;
+            return Ok(None);
         }
-        let announced = self.try_announce(socket, to, deadline);
-        announced.unwrap_or_else(|error| {
-            if error.kind() == io::ErrorKind::PermissionDenied {
-                self.may_announce.store(false, Ordering::Relaxed);
+        let (announcer, announcement) = match self.announcer(socket, to) {
+            Ok(begun) => begun,
+            Err(error) => {
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    self.announces_no_more();
+                }
+                return Ok(None);
             }
-            None
-        })
+        };
+        let replied = announce_over(announcer.as_fd(), &announcement, deadline);
+        match replied.map_err(unreachable_in_time)? {
+            Reply::Succeeded => return Ok(Some(announcer)),
+            Reply::CommandNotSupported => self.announces_no_more(),
+            _ => {}
+        }
+        Ok(None)
     }
 
     fn own_port(&self, socket: BorrowedFd<'_>) -> u32 {
@@ -132,6 +138,17 @@ impl Way for VsockWay {
 fn own_port(socket: BorrowedFd<'_>) -> io::Result<u32> {
     let own: VsockAddr = nix::sys::socket::getsockname(socket.as_raw_fd())?;
     Ok(own.port())
+}
+
+fn announce_over(
+    announcer: BorrowedFd<'_>,
+    announcement: &Announcement,
+    deadline: Instant,
+) -> Result<Reply, Errno> {
+    let words = [&socks::GREETING[..], &announcement.to_bytes()].concat();
+    send(announcer, &words, deadline)?;
+    read_method(announcer, deadline)?;
+    read_reply(announcer, deadline)
 }
 
 /// What has become of a call that was announced: it is put through, or the program's call is to fail so.
@@ -164,6 +181,13 @@ pub(crate) fn open(
         let _ = rustix::net::shutdown(socket, Shutdown::Both);
     }
     opened
+}
+
+fn unreachable_in_time(errno: Errno) -> Errno {
+    match errno {
+        Errno::TIMEDOUT => errno,
+        errno => unreachable(errno),
+    }
 }
 
 /// The egress service is the whole network: without it there is none.

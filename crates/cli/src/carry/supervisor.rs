@@ -1,21 +1,19 @@
 //! Answers the program's calls, one after the other, but for dials, each of which has a thread while it lasts.
 
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{OFlags, fcntl_getfl, fstat};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, getsockname};
-use sys::supervise::{Listener, PendingCall, SystemCall, Thread};
+use sys::supervise::{self, Listener, PendingCall, SystemCall, Thread};
 
-use super::address::{Address, CarriedName, MAX_ADDRESS_LEN, VSOCK_ADDRESS_LEN, VsockAddress};
+use super::address::{Address, CarriedName, MAX_ADDRESS_LEN, VsockAddress};
 use super::dial::{self, DialError};
 use super::route::Route;
 
@@ -122,7 +120,7 @@ impl Supervisor {
             let given = self
                 .listener
                 .answer_with_descriptor(call, socket.as_fd(), close_on_exec);
-            given.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))
+            given.map_err(supervise::errno)
         });
         if let Err(errno) = made {
             self.answer(call, Err(errno));
@@ -138,10 +136,7 @@ impl Supervisor {
         let Some(bytes) = bytes.get_mut(..len as u32 as usize) else {
             return Ok(None);
         };
-        let read = thread
-            .memory()
-            .and_then(|memory| memory.read_exact_at(bytes, pointer));
-        if read.is_err() {
+        if self.listener.read(call, bytes, pointer).is_err() {
             return Ok(None);
         }
         Ok(match Address::parse(bytes) {
@@ -216,9 +211,7 @@ impl Supervisor {
         }
         let (user, own) = (thread.user(), rustix::process::geteuid().as_raw());
         // What was read until now was this program's, and not that of one who has its number now.
-        if !self.listener.is_pending(call) {
-            return Err(Errno::SRCH.into());
-        }
+        self.listener.still_pending(call)?;
         // The daemon sees this process call, and a program that has given up its user's rights is not to have them by that.
         if !user.as_ref().is_ok_and(|user| *user == own) {
             return Err(DialError::OtherUser { own });
@@ -242,23 +235,11 @@ impl Supervisor {
                 let fresh = fresh(&socket)?;
                 let host_port = dial::dial(fresh.as_fd(), &host_socket, port, deadline)?;
                 self.christen(&fresh, destination, host_port);
-                self.replace(call, &socket, &fresh)?;
+                self.listener.replace(call, &socket, &fresh)?;
             }
             Err(error) => return Err(error),
         }
         Ok(Some(()))
-    }
-
-    /// Puts a socket into the place of another, at each of the process's descriptors of it.
-    fn replace(&self, call: &PendingCall, old: &OwnedFd, fresh: &OwnedFd) -> Result<(), DialError> {
-        let system = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-        let descriptors = Thread(call.thread).descriptors_of(fstat(old)?.st_ino);
-        for (number, close_on_exec) in descriptors.map_err(system)? {
-            self.listener
-                .put_descriptor(call, fresh.as_fd(), number, close_on_exec)
-                .map_err(system)?;
-        }
-        Ok(())
     }
 
     /// Has the socket know whom it is connected to, if its program could ask.
@@ -282,32 +263,20 @@ impl Supervisor {
         if !self.has_carried.load(Ordering::Acquire) {
             return Ok(None);
         }
-        let thread = Thread(call.thread);
         let [descriptor, pointer, len_pointer, ..] = call.arguments;
-        let (Ok(socket), Ok(memory)) = (
-            thread.descriptor(descriptor as i32),
-            thread.writable_memory(),
-        ) else {
+        let Ok(socket) = Thread(call.thread).descriptor(descriptor as i32) else {
             return Ok(None);
         };
         let Some(name) = carried_name(&socket) else {
             return Ok(None);
         };
-        let mut len = [0; 4];
-        let fault = |_| Errno::FAULT;
-        memory.read_exact_at(&mut len, len_pointer).map_err(fault)?;
-        let len = usize::try_from(i32::from_ne_bytes(len)).map_err(|_| Errno::INVAL)?;
         let address = match call.call {
             SystemCall::GetPeerName => name.peer,
             _ => name.host(),
         };
-        let bytes = &address.to_bytes()[..len.min(VSOCK_ADDRESS_LEN)];
-        if !self.listener.is_pending(call) {
-            return Err(Errno::SRCH);
-        }
-        memory.write_all_at(bytes, pointer).map_err(fault)?;
-        let len = (VSOCK_ADDRESS_LEN as u32).to_ne_bytes();
-        memory.write_all_at(&len, len_pointer).map_err(fault)?;
+        let bytes = address.to_bytes();
+        self.listener
+            .write_address(call, &bytes, pointer, len_pointer)?;
         Ok(Some(()))
     }
 

@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{OFlags, fcntl_getfl, fstat};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_reuseaddr, socket_reuseaddr};
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use sys::supervise::{PendingCall, Thread};
+use sys::supervise::{PendingCall, errno};
 use wire::destination::{Destination, Host};
 
 use super::super::address::{Family, Given};
@@ -17,7 +17,7 @@ use super::super::names::Meaning;
 use super::super::resolver::DNS_PORT;
 use super::super::sockets::{Kind, Progress, Socket, number_of};
 use super::super::way;
-use super::{Outcome, SUCCESS, Supervisor, errno, is_connected, kernel_socket, own_address};
+use super::{Outcome, SUCCESS, Supervisor, is_connected, kernel_socket, own_address};
 
 /// How long a call may take: a little longer than Linux tries with TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
@@ -45,7 +45,7 @@ impl Supervisor {
         self: &Arc<Supervisor>,
         call: &Arc<PendingCall>,
     ) -> Result<Outcome, Errno> {
-        let Some((socket, number)) = self.file(call) else {
+        let Some((socket, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
         let Some((family, kind)) = self.kind_of(number) else {
@@ -158,7 +158,11 @@ impl Supervisor {
         }
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let way = &*self.way;
-        if let Some(announcer) = way.announce(dial.socket.as_fd(), &destination, deadline) {
+        let announced = way.announce(dial.socket.as_fd(), &destination, deadline);
+        if let Err(errno) = announced {
+            self.say(&destination, Err(errno));
+        }
+        if let Some(announcer) = announced? {
             return self.dial_announced(call, dial, &destination, &announcer, deadline);
         }
         let opened = way::open(&*self.way, dial.socket.as_fd(), &destination, deadline);
@@ -269,8 +273,8 @@ impl Supervisor {
                 socket.set_option(*level, *option, value.clone());
             }
         }
+        copy_options(&dial.socket, &fresh)?;
         if progress == Progress::Local {
-            let _ = set_socket_reuseaddr(&fresh, socket_reuseaddr(&dial.socket)?);
             for (level, option, value) in socket.options() {
                 // What the kernel does not take, it would not have taken before.
                 let (level, option) = (*level as i32, *option as i32);
@@ -279,15 +283,9 @@ impl Supervisor {
                 }
             }
         }
-        let inode = fstat(&dial.socket)?.st_ino;
-        let descriptors = Thread(call.thread).descriptors_of(inode).map_err(errno)?;
         let added = self.sockets().add(number, socket);
         added.map_err(|_| Errno::NOBUFS)?;
-        for (descriptor, close_on_exec) in descriptors {
-            self.listener
-                .put_descriptor(call, fresh.as_fd(), descriptor, close_on_exec)
-                .map_err(errno)?;
-        }
+        self.listener.replace(call, &dial.socket, &fresh)?;
         self.sockets().remove(dial.number);
         (dial.socket, dial.number) = (fresh, number);
         Ok(())
@@ -295,7 +293,7 @@ impl Supervisor {
 
     /// `bind`: the program wants to listen, or does not care where it calls from. Only its own guest can call it.
     pub(super) fn bind(&self, call: &PendingCall) -> Result<Outcome, Errno> {
-        let Some((socket, number)) = self.file(call) else {
+        let Some((socket, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
         let Some((family, kind)) = self.kind_of(number) else {
@@ -329,7 +327,7 @@ impl Supervisor {
 
     /// `listen`, of a socket that was not bound: the kernel chooses a port.
     pub(super) fn listen(&self, call: &PendingCall) -> Result<Outcome, Errno> {
-        let Some((socket, number)) = self.file(call) else {
+        let Some((socket, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
         let Some((family, Kind::Stream(progress))) = self.kind_of(number) else {
@@ -376,6 +374,22 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// Copies what the program may have set of `SOL_SOCKET`. Not the sizes of buffers: of a socket that they were set on TCP adapts them no more.
+fn copy_options(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
+    sockopt::set_socket_reuseaddr(to, sockopt::socket_reuseaddr(from)?)?;
+    sockopt::set_socket_keepalive(to, sockopt::socket_keepalive(from)?)?;
+    sockopt::set_socket_linger(to, sockopt::socket_linger(from)?)?;
+    for timeout in [Timeout::Recv, Timeout::Send] {
+        sockopt::set_socket_timeout(to, timeout, sockopt::socket_timeout(from, timeout)?)?;
+    }
+    // Newer kernels refuse it for other families than those of IP.
+    let reuses_port = sockopt::socket_reuseport(from).unwrap_or(false);
+    if reuses_port {
+        sockopt::set_socket_reuseport(to, true)?;
+    }
+    Ok(())
 }
 
 /// Whether the kernel asks who sets this option, which here would be this process: `TCP_CONGESTION`.

@@ -12,7 +12,7 @@ use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 use sys::supervise::PendingCall;
 
-use super::super::address::{Family, Given};
+use super::super::address::{self, Family, Given};
 use super::super::dns::MAX_QUESTION_LEN;
 use super::super::resolver::{self, DNS_PORT};
 use super::super::sockets::Kind;
@@ -58,7 +58,7 @@ impl Supervisor {
 
     /// `sendto` with an address.
     pub(super) fn send_to(&self, call: &PendingCall) -> Result<Outcome, Errno> {
-        let Some((_, number)) = self.file(call) else {
+        let Some((_, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
         let Some((family, Kind::Datagram(end))) = self.kind_of(number) else {
@@ -75,7 +75,7 @@ impl Supervisor {
             .ok()
             .and_then(|len| bytes.get_mut(..len))
             .ok_or(Errno::MSGSIZE)?;
-        self.read(call, bytes, pointer)?;
+        self.listener.read(call, bytes, pointer)?;
         if let Some(socket) = self.sockets().get_mut(number) {
             socket.peer = Some(to);
             socket.own.get_or_insert(own_address(to, number));
@@ -90,7 +90,7 @@ impl Supervisor {
         self: &Arc<Supervisor>,
         call: &Arc<PendingCall>,
     ) -> Result<Outcome, Errno> {
-        let Some((socket, number)) = self.file(call) else {
+        let Some((socket, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
         let Some((_, Kind::Datagram(_))) = self.kind_of(number) else {
@@ -128,7 +128,7 @@ impl Supervisor {
                 tv_nsec: wait.subsec_nanos().into(),
             };
             let _ = rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
-            self.still_pending(call)?;
+            self.listener.still_pending(call)?;
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
             match self.try_receive(call, socket, number) {
                 Err(Errno::AGAIN) if !is_over => {}
@@ -154,14 +154,16 @@ impl Supervisor {
             kept | RecvFlags::DONTWAIT,
         );
         let (copied, whole) = received?;
-        self.write(call, &bytes[..copied], pointer)?;
+        self.listener.write(call, &bytes[..copied], pointer)?;
         let from: Option<SocketAddr> = {
             let mut sockets = self.sockets();
             let socket = sockets.get_mut(number);
             socket.and_then(|socket| Some(socket.family.shown(socket.peer?)))
         };
         if let Some(from) = from {
-            self.write_address(call, from, address, address_len)?;
+            let from = address::to_bytes(from);
+            self.listener
+                .write_address(call, &from, address, address_len)?;
         }
         let returned = if flags.contains(RecvFlags::TRUNC) {
             whole

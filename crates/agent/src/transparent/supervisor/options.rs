@@ -64,7 +64,7 @@ fn is_known(level: u32, option: u32) -> bool {
 impl Supervisor {
     /// Takes it, and remembers it.
     pub(super) fn set_option(&self, call: &PendingCall) -> Result<Outcome, Errno> {
-        let Some((_, number)) = self.file(call) else {
+        let Some((_, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
         let [_, level, option, pointer, len, _] = call.arguments;
@@ -79,7 +79,7 @@ impl Supervisor {
         }
         let mut value = [0; MAX_VALUE_LEN];
         let value = value.get_mut(..len as u32 as usize).ok_or(Errno::INVAL)?;
-        self.read(call, value, pointer)?;
+        self.listener.read(call, value, pointer)?;
         if let Some(socket) = self.sockets().get_mut(number) {
             socket.set_option(level, option, value.to_vec());
         }
@@ -128,7 +128,21 @@ impl Supervisor {
             .and_then(|socket| socket.error.take());
         let error = known.or(of_kernel).map_or(0, Errno::raw_os_error);
         let [_, _, _, pointer, len_pointer, _] = call.arguments;
-        self.write_value(call, &error.to_ne_bytes(), pointer, len_pointer)?;
+        self.write_option(call, &error.to_ne_bytes(), pointer, len_pointer)
+    }
+
+    /// The program learns how much of the value it has.
+    fn write_option(
+        &self,
+        call: &PendingCall,
+        value: &[u8],
+        pointer: u64,
+        len_pointer: u64,
+    ) -> Result<Outcome, Errno> {
+        let len = self
+            .listener
+            .write_value(call, value, pointer, len_pointer)?;
+        self.listener.write(call, &len.to_ne_bytes(), len_pointer)?;
         Ok(SUCCESS)
     }
 
@@ -137,7 +151,7 @@ impl Supervisor {
         self: &Arc<Supervisor>,
         call: &Arc<PendingCall>,
     ) -> Result<Outcome, Errno> {
-        let Some((socket, number)) = self.file(call) else {
+        let Some((socket, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
         let [_, level, option, pointer, len_pointer, _] = call.arguments;
@@ -181,7 +195,6 @@ impl Supervisor {
                 _ => return Err(Errno::NOPROTOOPT),
             }
         };
-        self.write_value(call, &value, pointer, len_pointer)?;
-        Ok(SUCCESS)
+        self.write_option(call, &value, pointer, len_pointer)
     }
 }
