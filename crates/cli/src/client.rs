@@ -276,8 +276,8 @@ impl Client {
     }
 
     /// Why a call fails, or would.
-    pub fn why(&self, from: &str, to: &str, port: Option<u32>) -> Result<Why, ClientError> {
-        let target = format!("/v1/why?{}", call_query(from, to, port));
+    pub fn why(&self, from: &str, to: &str, called: Called<'_>) -> Result<Why, ClientError> {
+        let target = format!("/v1/why?{}", call_query(from, to, called));
         self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)
     }
 
@@ -332,9 +332,9 @@ impl Client {
         &self,
         from: &str,
         to: &str,
-        port: Option<u32>,
+        called: Called<'_>,
     ) -> Result<PolicyAnswer, ClientError> {
-        let target = format!("/v1/policy/test?{}", call_query(from, to, port));
+        let target = format!("/v1/policy/test?{}", call_query(from, to, called));
         self.ask(Method::GET, &target, Vec::new(), ANSWER_TIMEOUT)
     }
 
@@ -485,10 +485,25 @@ fn resource(name: &str) -> Result<String, Failure> {
 }
 
 /// The query about a call.
-fn call_query(from: &str, to: &str, port: Option<u32>) -> String {
-    let [from, to] = [from, to].map(|word| utf8_percent_encode(word, NON_ALPHANUMERIC));
-    let port = port.map_or_else(String::new, |port| format!("&port={port}"));
-    format!("from={from}&to={to}{port}")
+/// What would be called of a callee.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Called<'a> {
+    /// A service's own port.
+    Own,
+    /// This port.
+    Port(u32),
+    /// By a published port, what the guest's agent connects to: `tcp:80`.
+    Place(&'a str),
+}
+
+fn call_query(from: &str, to: &str, called: Called<'_>) -> String {
+    let encoded = |word| utf8_percent_encode(word, NON_ALPHANUMERIC);
+    let called = match called {
+        Called::Own => String::new(),
+        Called::Port(port) => format!("&port={port}"),
+        Called::Place(place) => format!("&place={}", encoded(place)),
+    };
+    format!("from={}&to={}{called}", encoded(from), encoded(to))
 }
 
 /// The capture below a resource, of one VM or of all.

@@ -89,7 +89,7 @@ impl Control {
             count: Some(reloaded.rules as u64),
             ..EventDetails::default()
         };
-        events.tell(EventKind::PolicyChanged, rules);
+        events.tell_of_change(rules);
         events.tell(EventKind::Reload, EventDetails::default());
     }
 

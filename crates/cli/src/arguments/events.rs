@@ -36,7 +36,7 @@ pub struct EventArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exit codes: 0 the policy allows the call, and nothing known makes it fail; 3 the policy denies it; 4 it is allowed, and the first line says what makes it fail now,
-or that the last call failed; 1 there is no answer, as for an unknown name; 2 the command line is wrong.")]
+or that the last call failed, within 10 minutes and since the configuration was last read; 1 there is no answer, as for an unknown name; 2 the command line is wrong.")]
 pub struct WhyArguments {
     /// Who calls: a VM or DOMAIN/NAME, host, user:NAME or users:GROUP
     pub from: String,

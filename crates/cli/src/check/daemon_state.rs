@@ -122,7 +122,7 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             about,
             found,
             format!(
-                "start its VMM with what `ringdown args {name} --vmm qemu` prints; if it is, see that its guest has a driver that follows the virtio specification"
+                "start its VMM with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all; if it is, see that its guest has a driver that follows the virtio specification"
             ),
         ),
         VmState::Attached if vm.kind == LineKind::Serial => Finding::warning(

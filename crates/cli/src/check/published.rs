@@ -8,8 +8,8 @@ use api::{Event, EventKind};
 use super::Finding;
 use crate::client::{Client, Lines};
 
-/// The calls that are kept, until one was put through or refused.
-const TARGET: &str = "/v1/events?follow=false&kind=refused%2Ccircuit-opened";
+/// The calls that are kept, and when the configuration was read again: then a port may not be published any more, or be open.
+const TARGET: &str = "/v1/events?follow=false&kind=refused%2Ccircuit-opened%2Cpolicy-changed";
 
 pub(super) fn look(client: &Client) -> Vec<Finding> {
     let (mut lines, mut events) = (Lines::default(), Vec::new());
@@ -33,6 +33,9 @@ pub(super) fn look(client: &Client) -> Vec<Finding> {
 pub(super) fn findings(events: &[Event]) -> Vec<Finding> {
     let mut refused = BTreeMap::new();
     for event in events {
+        if event.kind == EventKind::PolicyChanged {
+            refused.clear();
+        }
         let (Some(from), Some(to)) = (&event.details.from, &event.details.to) else {
             continue;
         };

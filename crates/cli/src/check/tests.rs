@@ -296,6 +296,12 @@ fn a_published_port_whose_last_caller_was_refused_is_found() {
         remedy.contains("`ringdown why host web tcp:80`"),
         "{remedy}"
     );
+    let reloaded = api::Event {
+        details: api::EventDetails::default(),
+        ..event(api::EventKind::PolicyChanged, "", "")
+    };
+    let again = [&events[..], &[reloaded]].concat();
+    assert!(published::findings(&again).is_empty());
     events.push(event(CircuitOpened, "published(www)", ""));
     assert!(published::findings(&events).is_empty());
 }

@@ -7,7 +7,7 @@ use api::{Event, EventKind, Why};
 use config::input::parse_full_name;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::policy::{port_or_own, port_words};
+use super::policy::{called, port_words};
 use super::{print, print_named};
 use crate::arguments::{EventArguments, WhyArguments};
 use crate::client::{CaptureEnd, Client, ClientError, Lines};
@@ -88,8 +88,8 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
 
 /// Says why a call fails, or would.
 pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
-    let port = port_or_own(&options.from, options.port.as_deref())?;
-    let why = client.why(&options.from, &options.to, port)?;
+    let called = called(&options.from, options.port.as_deref())?;
+    let why = client.why(&options.from, &options.to, called)?;
     match options.json {
         true => print_named("why", &why)?,
         false => print(&why_in_words(&why, options.port.as_deref()))?,

@@ -12,7 +12,7 @@ use wire::agent::forward::Place;
 use super::reload::count;
 use super::{print, print_json, print_named};
 use crate::arguments::{PolicyCheck, PolicyTest};
-use crate::client::Client;
+use crate::client::{Called, Client};
 use crate::failure::{FAILURE, Failure};
 
 /// The exit code when the call would be denied.
@@ -20,10 +20,17 @@ const DENIED: u8 = 3;
 
 /// `ringdown policy test`.
 pub fn test(client: &Client, options: &PolicyTest) -> Result<u8, Failure> {
-    let port = port_or_own(&options.from, options.port.as_deref())?;
+    let called = called(&options.from, options.port.as_deref())?;
     let answer = match &options.config {
-        Some(path) => rulebook(path)?.ask_at(&options.from, &options.to, port)?,
-        None => client.test_policy(&options.from, &options.to, port)?,
+        Some(path) => {
+            let port = match called {
+                Called::Own => None,
+                Called::Port(port) => Some(port),
+                Called::Place(_) => Some(wire::agent::PORT),
+            };
+            rulebook(path)?.ask_at(&options.from, &options.to, port)?
+        }
+        None => client.test_policy(&options.from, &options.to, called)?,
     };
     match options.json {
         true => print_named("decision", &answer)?,
@@ -55,24 +62,22 @@ pub fn check(client: &Client, options: &PolicyCheck) -> Result<u8, Failure> {
     })
 }
 
-/// The port that is called; none where none is given, which is that of a service.
-pub(super) fn port_or_own(from: &str, port: Option<&str>) -> Result<Option<u32>, InputError> {
-    port.map(|port| asked_port(from, port)).transpose()
-}
-
-/// The port that is called. Where a published port leads to `tcp:PORT` or `unix:PATH`, it is the agent's.
+/// What is called: a service's own port where nothing is given.
 ///
 /// # Errors
-/// [`InputError`] when it is none, or when another than the host is to call the agent.
-fn asked_port(from: &str, text: &str) -> Result<u32, InputError> {
+/// [`InputError`] when it is no port, or when another than the host is to call the agent for a published port.
+pub(super) fn called<'a>(from: &str, port: Option<&'a str>) -> Result<Called<'a>, InputError> {
+    let Some(text) = port else {
+        return Ok(Called::Own);
+    };
     match Place::parse(text) {
-        Some(_) if from == "host" => Ok(wire::agent::PORT),
+        Some(_) if from == "host" => Ok(Called::Place(text)),
         Some(_) => Err(InputError::Malformed {
             expected: "a port that this caller could call",
             found: text.to_owned(),
             remedy: "ask with \"host\" as the caller: published ports alone lead there".to_owned(),
         }),
-        None => parse_port(text),
+        None => Ok(Called::Port(parse_port(text)?)),
     }
 }
 
@@ -147,19 +152,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_in_a_guest_is_asked_about_at_the_agents_port() {
-        for text in ["tcp:80", "tcp:127.0.0.1:80", "unix:/run/web.sock", "1007"] {
-            assert_eq!(asked_port("host", text), Ok(1007), "{text}");
+    fn a_place_in_a_guest_is_asked_about_by_the_host_alone() {
+        let called = |from, text| called(from, Some(text));
+        for text in ["tcp:80", "tcp:127.0.0.1:80", "unix:/run/web.sock"] {
+            assert_eq!(called("host", text), Ok(Called::Place(text)));
         }
-        assert_eq!(asked_port("web", "80"), Ok(80));
+        assert_eq!(called("host", "1007"), Ok(Called::Port(1007)));
+        assert_eq!(called("web", "80"), Ok(Called::Port(80)));
         assert_eq!(
             port_words(1007, Some("tcp:80")),
             "tcp:80 in the guest, by the agent (port 1007)"
         );
         assert_eq!(port_words(1007, Some("1007")), "port 1007");
         assert_eq!(port_words(5000, None), "port 5000");
-        let error = asked_port("web", "tcp:80").unwrap_err().to_string();
+        let error = called("web", "tcp:80").unwrap_err().to_string();
         assert!(error.contains("published ports alone"), "{error}");
-        assert!(asked_port("host", "udp:53").is_err());
+        assert!(called("host", "udp:53").is_err());
     }
 }

@@ -135,9 +135,13 @@ impl Order {
         };
         match self.wait(find, before, &mut underway, begun) {
             Ok(true) => Outcome::Done(format!(
-                "{} after {:.1} s",
+                "{} after {:.1} s{}",
                 self.done(),
-                begun.elapsed().as_secs_f64()
+                begun.elapsed().as_secs_f64(),
+                match self.action {
+                    Power::Suspend => "; its VMM has to wake it up (of QEMU: system_wakeup)",
+                    Power::Shutdown | Power::Reboot => "",
+                }
             )),
             Ok(false) => Outcome::Failed(self.not_done(underway.way.as_deref())),
             Err(words) => Outcome::Failed(words),

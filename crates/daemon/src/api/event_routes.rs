@@ -188,5 +188,6 @@ async fn events(
 )]
 async fn why(State(control): Shared, Asked(query): Asked<CallQuery>) -> Result<Json<Why>, Failure> {
     query.check()?;
-    Ok(Json(control.why(query.from, query.to, query.port).await?))
+    let (port, place) = query.called()?;
+    Ok(Json(control.why(query.from, query.to, port, place).await?))
 }

@@ -139,6 +139,12 @@ pub(super) fn callee() -> Object {
     text(&pattern, 1, MAX_PARTY_LEN).build()
 }
 
+/// What a guest's agent connects to.
+pub(super) fn place() -> Object {
+    let pattern = "^(tcp:[^\\u0000-\\u001f]+|unix:/[^\\u0000-\\u001f]+)$";
+    text(pattern, 1, MAX_PARTY_LEN).build()
+}
+
 /// The number of a circuit.
 pub(super) fn circuit_id() -> Object {
     text("^[0-9]{1,10}-[0-9]{1,10}$", 3, 21).build()

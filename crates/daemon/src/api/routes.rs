@@ -20,6 +20,7 @@ use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
+use wire::agent::forward::Place;
 
 use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
 use super::parameters::{self, MAX_PARTY_LEN};
@@ -201,6 +202,7 @@ pub(super) struct CallQuery {
     pub(super) from: String,
     pub(super) to: String,
     pub(super) port: Option<u32>,
+    pub(super) place: Option<String>,
 }
 
 impl IntoParams for CallQuery {
@@ -221,6 +223,11 @@ impl IntoParams for CallQuery {
                 schema::port(),
                 "The port that would be called. A service may be asked about without: it is called at its own.",
             ),
+            parameters::in_query(
+                "place",
+                parameters::place(),
+                "In place of a port, if the host calls a VM: what the guest's agent would connect to for a published port, `tcp:80`, `tcp:HOST:80` or `unix:PATH`.",
+            ),
         ]
     }
 }
@@ -228,13 +235,31 @@ impl IntoParams for CallQuery {
 impl CallQuery {
     /// Whether the words may be looked at by whoever is asked.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        for (field, words) in [("from", &self.from), ("to", &self.to)] {
+        let place = self.place.as_ref().map(|place| ("place", place));
+        let words = [("from", &self.from), ("to", &self.to)];
+        for (field, words) in words.into_iter().chain(place) {
             if words.chars().count() > MAX_PARTY_LEN {
                 let detail = format!("{field} is longer than {MAX_PARTY_LEN} characters");
                 return Err(Failure::new(Kind::InvalidRequest, detail).at(field));
             }
         }
         Ok(())
+    }
+
+    /// The port, and the place behind it.
+    pub(super) fn called(&self) -> Result<(Option<u32>, Option<Place>), Failure> {
+        let Some(words) = &self.place else {
+            return Ok((self.port, None));
+        };
+        let refused = |detail: &str| Failure::new(Kind::InvalidRequest, detail).at("place");
+        if self.from != "host" || self.port.is_some() {
+            return Err(refused(
+                "only the host reaches a place in a guest, and without a port: a published port leads there",
+            ));
+        }
+        let place = Place::parse(words)
+            .ok_or_else(|| refused("place must be tcp:PORT, tcp:HOST:PORT or unix:PATH"))?;
+        Ok((Some(wire::agent::PORT), Some(place)))
     }
 }
 
@@ -248,9 +273,10 @@ async fn test_policy(
     Asked(query): Asked<CallQuery>,
 ) -> Result<Json<PolicyAnswer>, Failure> {
     query.check()?;
+    let (port, _) = query.called()?;
     let ask = move |control: &Control| {
         let book = &control.in_force().book;
-        book.ask_at(&query.from, &query.to, query.port)
+        book.ask_at(&query.from, &query.to, port)
     };
     let answer = control.ask(ask).await?;
     Ok(Json(answer.map_err(ControlError::from)?))

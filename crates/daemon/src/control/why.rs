@@ -8,13 +8,14 @@ use std::time::SystemTime;
 use api::{LineKind, PolicyAnswer, PolicyVerdict, Refusal, VmState, VmStatus, Why};
 use config::parse_user;
 use vsock::Reason;
+use wire::agent::forward::Place;
 
 use super::Control;
 use crate::control_error::ControlError;
-use crate::events::Call;
 
 impl Control {
-    /// What the policy says about a call, what stands in its way, and the last refusals of such calls. The words are those of rules.
+    /// What the policy says about a call, what stands in its way, and the last refusals of such calls. The words are those of rules. With a place it is about the
+    /// published ports that lead there.
     ///
     /// # Errors
     /// [`ControlError::Ask`] when there is nobody who is meant by them.
@@ -23,6 +24,7 @@ impl Control {
         from: String,
         to: String,
         port: Option<u32>,
+        place: Option<Place>,
     ) -> Result<Why, ControlError> {
         let (asked_from, asked_to) = (from.clone(), to.clone());
         let asked = self.ask(move |control| {
@@ -33,9 +35,13 @@ impl Control {
                 let name = format!("service:{}", service.full_name());
                 (name, service.target.to_string())
             });
-            Ok::<_, ControlError>((policy, program_words(&asked_from), service))
+            let callers = place.map(|place| {
+                let names = book.published_to(&asked_to, &place);
+                names.map(|name| format!("published:{name}")).collect()
+            });
+            Ok::<_, ControlError>((policy, program_words(&asked_from), service, callers))
         });
-        let (policy, program, service) = asked.await??;
+        let (policy, program, service, callers) = asked.await??;
         let port = policy.port;
         let (dialled, target) = service.unzip();
         let dialled = dialled.unwrap_or_else(|| to.clone());
@@ -47,13 +53,8 @@ impl Control {
         };
         let from_name = program.unwrap_or_else(|| named(&caller, &from));
         let to_name = named(&callee, &dialled);
-        let call = Call {
-            from: Some(&from_name),
-            to: Some(&to_name),
-            port,
-        };
-        let mut refusals = self.parts.events.refusals(call);
-        let mut last_failure = self.parts.events.last_failure(call);
+        let callers: Vec<String> = callers.unwrap_or_else(|| vec![from_name]);
+        let (mut refusals, mut last_failure) = self.parts.events.of_calls(&callers, &to_name, port);
         if let Some(target) = target {
             name_target(&mut refusals, &target);
             if let Some((_, refusal)) = &mut last_failure {

@@ -211,9 +211,35 @@ impl Events {
         self.refusals_of(|refusals| refusals.put_through(call));
     }
 
-    /// The last call and its time, if it failed for another reason than the policy.
+    /// Tells that the configuration has changed: what failed before it is past.
+    pub fn tell_of_change(&self, details: EventDetails) {
+        self.refusals_of(Refusals::changed);
+        self.tell(EventKind::PolicyChanged, details);
+    }
+
+    /// The last call and its time, if it failed in the last 10 minutes and for another reason than the policy.
     pub fn last_failure(&self, call: Call<'_>) -> Option<(SystemTime, Refusal)> {
-        self.refusals_of(|refusals| refusals.last_failure(call))
+        let now = SystemTime::now();
+        self.refusals_of(|refusals| refusals.last_failure(call, now))
+    }
+
+    /// The last refusals of these callers' calls, and the latest of their last failures.
+    pub fn of_calls(
+        &self,
+        callers: &[String],
+        to: &str,
+        port: u32,
+    ) -> (Vec<Refusal>, Option<(SystemTime, Refusal)>) {
+        let calls = callers.iter().map(|from| Call {
+            from: Some(from),
+            to: Some(to),
+            port,
+        });
+        let mut refusals: Vec<Refusal> =
+            calls.clone().flat_map(|call| self.refusals(call)).collect();
+        refusals.sort_by(|one, other| other.time.cmp(&one.time));
+        let failures = calls.filter_map(|call| self.last_failure(call));
+        (refusals, failures.max_by_key(|(time, _)| *time))
     }
 
     /// The last refusals of a call, the latest first. Without a caller or a callee, of whoever.

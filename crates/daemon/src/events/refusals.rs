@@ -1,7 +1,7 @@
 //! The last refusals, so that whoever asks why a call fails is told. One caller cannot push out what is known of the others.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use api::{EventDetails, Refusal};
 
@@ -12,6 +12,9 @@ pub const MAX_REFUSALS: usize = 1024;
 
 /// The most of one caller. Its oldest goes first.
 pub const MAX_REFUSALS_OF_ONE: usize = 128;
+
+/// So long a failure says something about the next call.
+const FAILURE_LASTS: Duration = Duration::from_secs(600);
 
 /// A call as it is asked about. Words of rules stand for a caller and a callee: `web`, `red/db`, `user:1000`, `host`, `service:registry`; `None` for whoever.
 /// `host` as a caller is every program of the host, and whoever came in by a published port.
@@ -38,7 +41,7 @@ struct Remembered {
     time: SystemTime,
     /// The policy denied it, which may have changed since.
     is_denial: bool,
-    /// A later call was put through.
+    /// A later call was put through, or the configuration has changed.
     is_past: bool,
     refusal: Refusal,
 }
@@ -120,10 +123,24 @@ impl Refusals {
         }
     }
 
-    /// The last call, if it failed for another reason than the policy.
-    pub(super) fn last_failure(&self, call: Call<'_>) -> Option<(SystemTime, Refusal)> {
+    /// The configuration has changed, which may have mended anything.
+    pub(super) fn changed(&mut self) {
+        for known in self.by_caller.values_mut().flatten() {
+            known.is_past = true;
+        }
+    }
+
+    /// The last call, if it failed lately and for another reason than the policy.
+    pub(super) fn last_failure(
+        &self,
+        call: Call<'_>,
+        now: SystemTime,
+    ) -> Option<(SystemTime, Refusal)> {
         let last = self.known(call).into_iter().find(|known| !known.is_past)?;
-        (!last.is_denial).then(|| (last.time, last.shown()))
+        // A clock that was set back makes it new.
+        let age = now.duration_since(last.time).unwrap_or_default();
+        let counts = !last.is_denial && age <= FAILURE_LASTS;
+        counts.then(|| (last.time, last.shown()))
     }
 
     pub(super) fn of(&self, call: Call<'_>) -> Vec<Refusal> {
@@ -167,5 +184,27 @@ impl Refusals {
                 self.by_caller.remove(&caller);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_counts_for_ten_minutes() {
+        let mut refusals = Refusals::default();
+        let call = Call {
+            from: Some("web"),
+            to: Some("db"),
+            port: 5432,
+        };
+        let then = SystemTime::now();
+        refusals.note(call, false, then, &EventDetails::default());
+        let counts = |now| refusals.last_failure(call, now).is_some();
+        assert!(counts(then) && counts(then + FAILURE_LASTS));
+        assert!(!counts(then + FAILURE_LASTS + Duration::from_nanos(1)));
+        assert!(counts(then - Duration::from_secs(3600)));
+        assert_eq!(refusals.of(call).len(), 1);
     }
 }

@@ -330,6 +330,40 @@ fn of<'a>(from: &'a str, to: &'a str, port: u32) -> Call<'a> {
 }
 
 #[test]
+fn published_ports_of_one_place_have_their_own_refusals() {
+    let events = events();
+    for (name, reason) in [
+        ("www", "no server"),
+        ("other", "no proof"),
+        ("more", "no room"),
+    ] {
+        refuse(&events, &format!("published:{name}"), "web", 1007, reason);
+    }
+    refuse(&events, "user:0", "web", 1007, "not there");
+    let of = |names: &[&str]| {
+        let callers: Vec<String> = names
+            .iter()
+            .map(|name| format!("published:{name}"))
+            .collect();
+        let (refusals, last) = events.of_calls(&callers, "web", 1007);
+        let reasons: Vec<String> = refusals.into_iter().map(|refusal| refusal.reason).collect();
+        (reasons, last.map(|(_, refusal)| refusal.reason))
+    };
+    let words = |reasons: &[&str]| -> Vec<String> {
+        reasons.iter().map(|reason| (*reason).to_owned()).collect()
+    };
+    assert_eq!(
+        of(&["www", "more"]),
+        (words(&["no room", "no server"]), Some("no room".to_owned()))
+    );
+    assert_eq!(
+        of(&["www"]),
+        (words(&["no server"]), Some("no server".to_owned()))
+    );
+    assert_eq!(of(&[]), (Vec::new(), None));
+}
+
+#[test]
 fn a_failure_is_past_once_a_later_call_was_put_through() {
     let events = events();
     let call = of("web", "db", 5432);
@@ -346,6 +380,11 @@ fn a_failure_is_past_once_a_later_call_was_put_through() {
     }
     assert_eq!(reason().as_deref(), Some("nobody listens"));
     events.put_through(call);
+    assert_eq!(reason(), None);
+    // Of what was before a reload it is not known whether it still fails.
+    refuse(&events, "web", "db", 5432, "nobody listens");
+    assert_eq!(reason().as_deref(), Some("nobody listens"));
+    events.tell_of_change(EventDetails::default());
     assert_eq!(reason(), None);
     assert_eq!(events.refusals(call).len(), 1);
     refuse(&events, "web", "db", 5432, "nobody listens");

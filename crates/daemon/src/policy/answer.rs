@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use api::{PolicyAnswer, PolicyRule, PolicyVerdict};
 use policy::{Callee, Caller, Decision, Redirect, Verdict, is_own_port};
 use vsock::Reason;
+use wire::agent::forward::Place;
 
 use config::input::{InputError, did_you_mean, parse_full_name};
 use config::{
@@ -298,6 +299,18 @@ impl Rulebook {
             let found = self.plan.find(&publish.to.domain, &publish.to.vm);
             found.is_some_and(|of| of.full_name() == line.full_name())
         })
+    }
+
+    /// The names of the published ports that lead to a place in the VM of this name.
+    pub fn published_to<'a>(&'a self, vm: &str, place: &'a Place) -> impl Iterator<Item = &'a str> {
+        let line = match self.callee(vm) {
+            Ok(To::Vm(line)) => Some(line),
+            _ => None,
+        };
+        let of_line = line.into_iter().flat_map(|line| self.published(line));
+        let of_place = of_line
+            .filter(move |publish| matches!(&publish.to.port, GuestPort::Agent(to) if to == place));
+        of_place.map(|publish| publish.name.as_str())
     }
 
     /// By which names a vsock port of a VM is published, in words.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use api::{FindingKind, PolicyVerdict};
 use config::{Cids, parse_file};
 
+use wire::agent::forward::Place;
+
 use super::*;
 use crate::policy::findings::MAX_SUGGESTIONS;
 
@@ -617,6 +619,21 @@ fn what_the_agent_publishes_is_named() {
         "{with}"
     );
     assert!(without.ends_with("there is none"), "{without}");
+    let book = book(SERIAL);
+    let names = |vm, place| -> Vec<String> {
+        let place = Place::parse(place).unwrap();
+        book.published_to(vm, &place).map(str::to_owned).collect()
+    };
+    assert_eq!(names("box", "tcp:80"), ["site"]);
+    assert_eq!(names("box", "tcp:127.0.0.1:80"), ["site"]);
+    for (vm, place) in [
+        ("box", "tcp:81"),
+        ("box", "unix:/80"),
+        ("web", "tcp:80"),
+        ("?", "tcp:80"),
+    ] {
+        assert_eq!(names(vm, place), [""; 0], "{vm} {place}");
+    }
 }
 
 #[test]

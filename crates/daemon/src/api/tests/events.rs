@@ -206,6 +206,11 @@ fn why_tells_the_rule_the_state_and_what_was_refused() {
     // What keeps the guest's agent from making connections for published ports.
     let of_agent = || why("from=host&to=web&port=1007")["hindrances"].to_string();
     assert!(of_agent().contains("its ringdown-agent is not there"));
+    let of_place = why("from=host&to=web&place=tcp:80");
+    assert_eq!(
+        (&of_place["port"], of_place["hindrances"].to_string()),
+        (&json!(1007), of_agent())
+    );
     let _guest = agent(&daemon, "web", "web.example");
     status_of(&daemon, "/v1/vms/web?wait=ready&timeout_ms=20000");
     assert!(of_agent().contains("forward is off in its /etc/ringdown/agent.toml"));

@@ -176,6 +176,16 @@ fn a_parameter_that_does_not_fit_is_refused_with_what_does() {
             "the port is missing: give the port that is called; only a service has one of its own".to_owned(),
         ),
         (
+            "/v1/why?from=web&to=web&place=tcp:80",
+            "place",
+            "only the host reaches a place in a guest, and without a port: a published port leads there".to_owned(),
+        ),
+        (
+            "/v1/why?from=host&to=web&place=udp:80",
+            "place",
+            "place must be tcp:PORT, tcp:HOST:PORT or unix:PATH".to_owned(),
+        ),
+        (
             "/v1/policy/test?from=web",
             "to",
             "to is missing: add it to the query. Who would be called: a VM, `host`, `service:NAME`, `address:10.1.2.3` or \
