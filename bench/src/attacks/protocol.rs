@@ -148,7 +148,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     refused(
         "a-ring-before-anything",
-        "a kick descriptor for a ring of which nothing is known",
+        "a kick descriptor for a ring of which nothing is known, which is then enabled",
         |scene| {
             hangs_up(scene, |raw| {
                 let event = eventfd(0, EventfdFlags::CLOEXEC)?;
@@ -156,7 +156,8 @@ pub(super) const ATTACKS: &[Attack] = &[
                     request::SET_VRING_KICK,
                     &0_u64.to_le_bytes(),
                     &[event.as_fd()],
-                )
+                )?;
+                raw.send(request::SET_VRING_ENABLE, &pair(0, 1), &[])
             });
         },
     ),

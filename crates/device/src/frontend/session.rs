@@ -35,13 +35,21 @@ const FEATURES: u64 =
 /// What the VMM has said about one ring.
 #[derive(Debug, Default)]
 struct RingWords {
-    size: u16,
-    descriptors: u64,
-    available: u64,
-    used: u64,
+    size: Option<u16>,
+    places: Option<Places>,
     base: u32,
     call: Option<File>,
     enabled: Option<bool>,
+    /// A kick that came before size and places. The ring starts when it is enabled.
+    early_kick: Option<File>,
+}
+
+/// Addresses of the parts of a ring.
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    descriptors: u64,
+    available: u64,
+    used: u64,
 }
 
 /// What the VMM has said so far.
@@ -73,6 +81,52 @@ impl Session {
     fn has_region(&self, region: &VhostUserSingleMemoryRegion) -> bool {
         let (guest, size) = (region.guest_phys_addr, region.memory_size);
         self.memory.has_region(guest, size, region.user_addr)
+    }
+
+    /// Has the fabric run a ring.
+    fn start(&mut self, index: u32, kick: File) -> ProtocolResult<()> {
+        if self.features & FEATURE_VERSION_1 == 0 {
+            return Err(ProtocolError::FeatureMismatch);
+        }
+        if self.memory.region_count() == 0 {
+            return Err(ProtocolError::ReqHandlerError(io::Error::other(
+                NO_SHARED_MEMORY,
+            )));
+        }
+        let (features, memory) = (self.features, Arc::new(self.memory.clone()));
+        let ring = self.ring(index)?;
+        let (Some(size), Some(places)) = (ring.size, ring.places) else {
+            return Err(ProtocolError::InvalidOperation(
+                "a ring starts of which size or addresses are missing",
+            ));
+        };
+        let start = RingStart {
+            setup: QueueSetup {
+                size,
+                descriptors: places.descriptors,
+                available: places.available,
+                used: places.used,
+                ring_base: ring.base,
+                event_index: features & FEATURE_EVENT_IDX != 0,
+                indirect: features & FEATURE_INDIRECT_DESC != 0,
+                packed: features & FEATURE_RING_PACKED != 0,
+            },
+            memory,
+            kick,
+            call: ring
+                .call
+                .as_ref()
+                .map(File::try_clone)
+                .transpose()
+                .map_err(ProtocolError::ReqHandlerError)?,
+            // Without the protocol's features a ring is enabled from the start (vhost-user, "Ring states").
+            enabled: ring.enabled.unwrap_or(features & FEATURE_PROTOCOL == 0),
+            features,
+        };
+        let (index, start) = (index as usize, Box::new(start));
+        self.caller
+            .call(Request::Start { index, start })
+            .map(|_| ())
     }
 
     fn memory_changed(&mut self, memory: GuestMemory) -> ProtocolResult<()> {
@@ -185,7 +239,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_num(&mut self, index: u32, size: u32) -> ProtocolResult<()> {
-        self.ring(index)?.size = u16::try_from(size).map_err(|_| ProtocolError::InvalidParam)?;
+        let size = u16::try_from(size).map_err(|_| ProtocolError::InvalidParam)?;
+        self.ring(index)?.size = Some(size);
         Ok(())
     }
 
@@ -198,8 +253,11 @@ impl VhostUserBackendReqHandlerMut for Session {
         available: u64,
         _log: u64,
     ) -> ProtocolResult<()> {
-        let ring = self.ring(index)?;
-        (ring.descriptors, ring.used, ring.available) = (descriptors, used, available);
+        self.ring(index)?.places = Some(Places {
+            descriptors,
+            available,
+            used,
+        });
         Ok(())
     }
 
@@ -218,7 +276,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         let base = self.caller.call(Request::Stop {
             index: index as usize,
         })?;
-        self.ring(index)?.base = base;
+        let ring = self.ring(index)?;
+        // It is set up anew before it starts again.
+        (ring.size, ring.places, ring.base) = (None, None, base);
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -228,46 +288,15 @@ impl VhostUserBackendReqHandlerMut for Session {
             return Err(UNSUPPORTED);
         };
         event::check(&kick).map_err(ProtocolError::ReqHandlerError)?;
-        if self.features & FEATURE_VERSION_1 == 0 {
-            return Err(ProtocolError::FeatureMismatch);
-        }
-        if self.memory.region_count() == 0 {
-            return Err(ProtocolError::ReqHandlerError(io::Error::other(
-                NO_SHARED_MEMORY,
-            )));
-        }
-        let (features, memory) = (self.features, Arc::new(self.memory.clone()));
+        // Without the protocol's features nothing comes later that starts it.
+        let will_be_enabled = self.features & FEATURE_PROTOCOL != 0;
         let ring = self.ring(u32::from(index))?;
-        let start = RingStart {
-            setup: QueueSetup {
-                size: ring.size,
-                descriptors: ring.descriptors,
-                available: ring.available,
-                used: ring.used,
-                ring_base: ring.base,
-                event_index: features & FEATURE_EVENT_IDX != 0,
-                indirect: features & FEATURE_INDIRECT_DESC != 0,
-                packed: features & FEATURE_RING_PACKED != 0,
-            },
-            memory,
-            kick,
-            call: ring
-                .call
-                .as_ref()
-                .map(File::try_clone)
-                .transpose()
-                .map_err(ProtocolError::ReqHandlerError)?,
-            // Without the protocol's features a ring is enabled from the start (vhost-user, "Ring states").
-            enabled: ring.enabled.unwrap_or(features & FEATURE_PROTOCOL == 0),
-            features,
-        };
-        let start = Box::new(start);
-        self.caller
-            .call(Request::Start {
-                index: usize::from(index),
-                start,
-            })
-            .map(|_| ())
+        // The specification names no order. Alioth kicks before it says size, base and addresses.
+        if will_be_enabled && (ring.size.is_none() || ring.places.is_none()) {
+            ring.early_kick = Some(kick);
+            return Ok(());
+        }
+        self.start(u32::from(index), kick)
     }
 
     fn set_vring_call(&mut self, index: u8, call: Option<File>) -> ProtocolResult<()> {
@@ -293,7 +322,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_enable(&mut self, index: u32, enabled: bool) -> ProtocolResult<()> {
-        self.ring(index)?.enabled = Some(enabled);
+        let ring = self.ring(index)?;
+        ring.enabled = Some(enabled);
+        if let Some(kick) = ring.early_kick.take_if(|_| enabled) {
+            return self.start(index, kick);
+        }
         self.caller
             .call(Request::SetEnabled {
                 index: index as usize,

@@ -28,6 +28,9 @@ const BASE: u64 = 1 << 32;
 /// Version 1, indirect tables, and sockets of messages. Without the protocol's features rings are enabled from the start.
 const FEATURES: u64 = 1 << 32 | 1 << 28 | 1 << 1;
 
+/// That of the protocol itself: rings are enabled by a message.
+const FEATURE_PROTOCOL: u64 = 1 << 30;
+
 /// Numbers of requests (vhost-user, "Front-end message types").
 pub mod request {
     pub const SET_FEATURES: u32 = 2;
@@ -40,6 +43,7 @@ pub mod request {
     pub const SET_VRING_KICK: u32 = 12;
     pub const SET_VRING_CALL: u32 = 13;
     pub const SET_VRING_ERR: u32 = 14;
+    pub const SET_VRING_ENABLE: u32 = 18;
 }
 
 pub struct Guest {
@@ -47,7 +51,7 @@ pub struct Guest {
     pub arena: Arc<Arena>,
     queues: [DriverQueue; 2],
     kicks: [OwnedFd; 2],
-    _calls: [OwnedFd; 2],
+    calls: [OwnedFd; 2],
 }
 
 impl Guest {
@@ -62,6 +66,38 @@ impl Guest {
 
     /// A guest that has said everything for its rings to run.
     pub fn connect(socket: &Path) -> Guest {
+        let guest = Guest::begin(socket, FEATURES);
+        for index in [RX, TX] {
+            guest.set_up(index);
+            guest.send_kick(index);
+        }
+        guest
+    }
+
+    /// The same of a VMM that kicks before it says anything else of its rings, and enables them at the end, as Alioth does.
+    pub fn connect_and_kick_first(socket: &Path) -> Guest {
+        let guest = Guest::begin(socket, FEATURES | FEATURE_PROTOCOL);
+        guest.start_kick_first();
+        guest
+    }
+
+    pub fn start_kick_first(&self) {
+        let rings = [RX, TX];
+        for index in rings {
+            self.send_kick(index);
+        }
+        for index in rings {
+            self.set_up(index);
+        }
+        let none: [BorrowedFd<'_>; 0] = [];
+        for index in rings {
+            let enabled = quads(&[index as u64 | 1 << 32]);
+            send(&self.vmm, request::SET_VRING_ENABLE, &enabled, &none);
+        }
+    }
+
+    /// A guest that has said what it can and where its memory is.
+    fn begin(socket: &Path, features: u64) -> Guest {
         let arena = Arc::new(Arena::new(64 << 20).unwrap());
         let queue = || DriverQueue::new(Arc::clone(&arena), BASE, RING, false, true);
         let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -69,35 +105,39 @@ impl Guest {
             vmm: UnixStream::connect(socket).unwrap(),
             queues: [queue(), queue()],
             kicks: [event(), event()],
-            _calls: [event(), event()],
+            calls: [event(), event()],
             arena,
         };
-        guest.start();
+        let none: [BorrowedFd<'_>; 0] = [];
+        send(&guest.vmm, request::SET_OWNER, &[], &none);
+        send(
+            &guest.vmm,
+            request::SET_FEATURES,
+            &quads(&[features]),
+            &none,
+        );
+        guest.share();
         guest
     }
 
-    fn start(&self) {
+    fn set_up(&self, index: usize) {
         use request::*;
         let none: [BorrowedFd<'_>; 0] = [];
-        send(&self.vmm, SET_OWNER, &[], &none);
-        send(&self.vmm, SET_FEATURES, &quads(&[FEATURES]), &none);
-        self.share();
-        for index in [RX, TX] {
-            let setup = self.queues[index].setup();
-            let number = |value: u64| quads(&[index as u64 | value << 32]);
-            send(&self.vmm, SET_VRING_NUM, &number(RING.into()), &none);
-            let places = [setup.descriptors, setup.used, setup.available, 0];
-            let places = [number(0), quads(&places)].concat();
-            send(&self.vmm, SET_VRING_ADDR, &places, &none);
-            send(&self.vmm, SET_VRING_BASE, &number(0), &none);
-            let events = [
-                (SET_VRING_CALL, &self._calls[index]),
-                (SET_VRING_KICK, &self.kicks[index]),
-            ];
-            for (request, event) in events {
-                send(&self.vmm, request, &number(0), &[event.as_fd()]);
-            }
-        }
+        let setup = self.queues[index].setup();
+        let number = |value: u64| quads(&[index as u64 | value << 32]);
+        send(&self.vmm, SET_VRING_NUM, &number(RING.into()), &none);
+        let places = [setup.descriptors, setup.used, setup.available, 0];
+        let places = [number(0), quads(&places)].concat();
+        send(&self.vmm, SET_VRING_ADDR, &places, &none);
+        send(&self.vmm, SET_VRING_BASE, &number(0), &none);
+        let call = [self.calls[index].as_fd()];
+        send(&self.vmm, SET_VRING_CALL, &number(0), &call);
+    }
+
+    fn send_kick(&self, index: usize) {
+        let kick = [self.kicks[index].as_fd()];
+        let number = quads(&[index as u64]);
+        send(&self.vmm, request::SET_VRING_KICK, &number, &kick);
     }
 
     /// Hands over its memory.

@@ -5,6 +5,7 @@
 mod broken;
 mod guest;
 mod linger;
+mod order;
 mod parked;
 mod slow;
 mod turns;
