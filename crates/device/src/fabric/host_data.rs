@@ -123,14 +123,12 @@ impl Fabric {
                 Ok(sent) => {
                     delivered += sent;
                     self.drop_sent(id, from, sent);
-                    // Its party's circuits end, this one with them.
-                    if self.slow.has_overrun() {
-                        break;
-                    }
                     if sent < offered && !self.host_is_full(id) {
                         break;
                     }
-                    if calls >= SUSPECT_CALLS && self.host_is_suspect(id) {
+                    // The overrun may be another party's: then this circuit goes on in the next turn.
+                    let is_suspect = calls >= SUSPECT_CALLS && self.host_is_suspect(id);
+                    if is_suspect || self.slow.has_overrun() {
                         self.schedule(id);
                         break;
                     }

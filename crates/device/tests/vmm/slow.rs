@@ -1,17 +1,23 @@
 //! Programs at whose sockets so many wait that our calls are slow, and guests with rings.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use device::Fabric;
 use rustix::net::{RecvFlags, SocketFlags, accept_with, recv};
+use rustix::time::{ClockId, clock_gettime};
 use vsock::Reason;
-use wire::vsock::{HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE, SocketType};
+use wire::vsock::{
+    HEADER_LEN, Header, Operation, SEQPACKET_END_OF_MESSAGE, SHUTDOWN_SEND, SocketType,
+};
 
 use crate::guest::{Guest, RING, RX, TX};
 use crate::turns::{header, listen_for_messages, with_circuits};
-use crate::watchers::{alone, watch};
-use crate::{config, fabric, turn_until};
+use crate::watchers::{Watchers, alone, watch};
+use crate::{PATIENCE, config, fabric, turn_until};
 
 fn ended(fabric: &Fabric) -> u64 {
     fabric.lines()[0].report.counters.ended[Reason::SlowPeer.index()]
@@ -172,66 +178,141 @@ fn a_packet_under_suspicion_takes_many_turns() {
     assert_eq!(ended(&fabric), 0);
 }
 
+/// Programs that make calls slow, and another one for which messages are kept.
+struct Beside {
+    fabric: Fabric,
+    guest: Guest,
+    other: OwnedFd,
+    sent: usize,
+    received: usize,
+    _watchers: Vec<Watchers>,
+    _programs: Vec<UnixStream>,
+}
+
+impl Beside {
+    const LEN: u32 = 4000;
+
+    fn new(directory: &Path, slow: u16) -> Beside {
+        let mut fabric = fabric();
+        let (mut guest, programs) = with_circuits(&mut fabric, directory, slow);
+        let listener = listen_for_messages(directory, 81, 1);
+        let to_other = |operation, len| Header {
+            src_port: 2000,
+            socket_type: SocketType::SeqPacket as u16,
+            flags: match operation {
+                Operation::Data => SEQPACKET_END_OF_MESSAGE,
+                _ => 0,
+            },
+            ..header(operation, 81, len)
+        };
+        let dial = guest.packet(&to_other(Operation::Request, 0));
+        guest.offer(TX, dial, 1);
+        guest.kick(TX);
+        let mut other = None;
+        turn_until(&mut fabric, "the other is called", |_| {
+            other = accept_with(&listener, SocketFlags::NONBLOCK).ok();
+            other.is_some()
+        });
+        let kept = |fabric: &mut Fabric| {
+            let kept = fabric.survey_circuits(0).kept_bytes;
+            kept.into_iter().map(|(_, kept)| kept).sum::<u64>()
+        };
+        let message = guest.packet(&to_other(Operation::Data, Beside::LEN));
+        let mut sent = 0;
+        turn_until(&mut fabric, "the other's socket is full", |fabric| {
+            guest.offer(TX, message, 10);
+            guest.kick(TX);
+            sent += 10 * Beside::LEN as usize;
+            kept(fabric) >= 80_000
+        });
+        Beside {
+            fabric,
+            guest,
+            other: other.unwrap(),
+            sent,
+            received: 0,
+            _watchers: programs.iter().map(watch).collect(),
+            _programs: programs,
+        }
+    }
+
+    /// The guest says this on a circuit of a slow program.
+    fn say(&mut self, number: u16, what: Header) {
+        let packet = self.guest.packet(&Header {
+            src_port: 1000 + u32::from(number),
+            ..what
+        });
+        self.guest.offer(TX, packet, 1);
+        self.guest.kick(TX);
+    }
+
+    /// The other program takes what is there.
+    fn receive(&mut self) {
+        let mut room = [0; Beside::LEN as usize];
+        while let Ok((len, _)) = recv(&self.other, &mut room, RecvFlags::DONTWAIT) {
+            self.received += len;
+        }
+    }
+
+    fn turn(&mut self) {
+        self.fabric.turn(Some(Duration::from_millis(5))).unwrap();
+    }
+
+    fn all_arrives(mut self) {
+        let until = Instant::now() + PATIENCE;
+        while self.received < self.sent {
+            assert!(Instant::now() < until, "{} of {}", self.received, self.sent);
+            self.turn();
+            self.receive();
+        }
+    }
+}
+
 /// Some programs make calls slow in the very turns in which another one has room again.
 #[test]
 fn messages_kept_for_another_program_all_arrive() {
     let _alone = alone();
     const SLOW: u16 = 4;
-    const LEN: u32 = 4000;
     let directory = tempfile::tempdir().unwrap();
-    let mut fabric = fabric();
-    let (mut guest, programs) = with_circuits(&mut fabric, directory.path(), SLOW);
-    let listener = listen_for_messages(directory.path(), 81, 1);
-    let to_other = |operation, len| Header {
-        src_port: 2000,
-        socket_type: SocketType::SeqPacket as u16,
-        flags: match operation {
-            Operation::Data => SEQPACKET_END_OF_MESSAGE,
-            _ => 0,
-        },
-        ..header(operation, 81, len)
-    };
-    let dial = guest.packet(&to_other(Operation::Request, 0));
-    guest.offer(TX, dial, 1);
-    guest.kick(TX);
-    let mut other = None;
-    turn_until(&mut fabric, "the other is called", |_| {
-        other = accept_with(&listener, SocketFlags::NONBLOCK).ok();
-        other.is_some()
-    });
-    let other = other.unwrap();
-    let kept = |fabric: &mut Fabric| {
-        let kept = fabric.survey_circuits(0).kept_bytes;
-        kept.into_iter().map(|(_, kept)| kept).sum::<u64>()
-    };
-    let message = guest.packet(&to_other(Operation::Data, LEN));
-    let mut sent = 0;
-    turn_until(&mut fabric, "the other's socket is full", |fabric| {
-        guest.offer(TX, message, 10);
-        guest.kick(TX);
-        sent += 10 * LEN as usize;
-        kept(fabric) >= 80_000
-    });
-    let _watchers: Vec<_> = programs.iter().map(watch).collect();
-    let mut received = 0;
-    let mut room = [0; LEN as usize];
-    let mut receive = || {
-        while let Ok((len, _)) = recv(&other, &mut room, RecvFlags::DONTWAIT) {
-            received += len;
-        }
-        received
-    };
-    turn_until(&mut fabric, "the slow ones are cut", |fabric| {
+    let mut beside = Beside::new(directory.path(), SLOW);
+    let until = Instant::now() + PATIENCE;
+    while ended(&beside.fabric) < u64::from(SLOW) {
+        assert!(Instant::now() < until, "the slow ones are cut");
         for number in 0..SLOW {
-            let byte = guest.packet(&Header {
-                src_port: 1000 + u32::from(number),
-                ..header(Operation::Data, 80, 1)
-            });
-            guest.offer(TX, byte, 1);
+            beside.say(number, header(Operation::Data, 80, 1));
         }
-        guest.kick(TX);
-        receive();
-        ended(fabric) == u64::from(SLOW)
-    });
-    turn_until(&mut fabric, "all has arrived", |_| receive() == sent);
+        beside.receive();
+        beside.turn();
+    }
+    beside.all_arrives();
+}
+
+/// The call that is one too many passes on an end: what it leads to waits until the turn's end.
+#[test]
+fn messages_kept_for_another_program_arrive_beside_ends_that_are_too_slow() {
+    let _alone = alone();
+    const SLOW: u16 = 8;
+    /// Somewhat less than a peer's slow calls may use.
+    const NEARLY: Duration = Duration::from_millis(440);
+    let directory = tempfile::tempdir().unwrap();
+    let mut beside = Beside::new(directory.path(), SLOW);
+    let mut used = Duration::ZERO;
+    while used < NEARLY && ended(&beside.fabric) == 0 {
+        beside.say(0, header(Operation::Data, 80, 1));
+        let before = processor_time();
+        beside.turn();
+        used += processor_time() - before;
+    }
+    for number in 0..SLOW {
+        let end = header(Operation::Shutdown, 80, 0);
+        let flags = SHUTDOWN_SEND;
+        beside.say(number, Header { flags, ..end });
+    }
+    beside.receive();
+    beside.all_arrives();
+}
+
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
