@@ -53,7 +53,7 @@ pub use rule::{
 };
 pub use set::RuleSet;
 pub use token_bucket::TokenBucket;
-pub use usage::{BYTES_AT_ONCE, CALLS_AT_ONCE, RuleLimit, RuleUse};
+pub use usage::{CALLS_AT_ONCE, RuleLimit, RuleUse};
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ pub const CALLS_AT_ONCE: Duration = Duration::from_secs(1);
 /// Bytes are counted when they have passed. So what passes in some time is what the limit says, and beyond it, once, this
 /// depth and for each circuit what it may send without asking: one turn (`Limits::quantum_bytes` of the switch) of what a
 /// program of the host sends, or twice the window that a guest was offered.
-pub const BYTES_AT_ONCE: Duration = Duration::from_millis(50);
+const BYTES_AT_ONCE: Duration = Duration::from_millis(50);
 
 /// A limit of a rule that is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,15 @@ impl RuleUse {
         self.circuits
     }
 
+    /// How many bytes may pass in a second, if there is a limit.
+    pub fn bytes_per_second(&self) -> Option<u64> {
+        self.limits.bytes_per_second
+    }
+
     /// Whether one more circuit may be set up now.
+    ///
+    /// # Errors
+    /// The limit that is reached.
     pub fn admits(&self, now: Time) -> Result<(), RuleLimit> {
         if self
             .limits

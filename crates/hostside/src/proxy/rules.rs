@@ -1,20 +1,14 @@
 //! What the limits of rules leave to circuits beyond the host. Circuits to guests and services are the switch's to count.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use policy::{
-    Address, BYTES_AT_ONCE, CALLS_AT_ONCE, Rule, RuleId, RuleLimit, RuleLimits, TokenBucket,
-};
+use policy::{Address, RuleId, RuleLimit, RuleUse};
+use runtime::rate;
 use slab::Slab;
 use tokio::sync::Notify;
 
-use super::counter::{Counter, Permit};
 use super::shared::InForce;
-
-use runtime::rate;
 
 /// The largest and the smallest piece that is moved at once, in bytes.
 const PIECE: (u64, u64) = (512, 32 * 1024);
@@ -26,31 +20,19 @@ pub(crate) struct Rules(Mutex<Table>);
 #[derive(Debug)]
 struct Table {
     in_force: InForce,
-    /// Of rules that have limits and have been asked for.
-    usages: HashMap<RuleId, Arc<Usage>>,
-    seats: Slab<Arc<Seat>>,
+    /// By the number of the rule.
+    uses: Vec<RuleUse>,
+    circuits: Slab<Circuit>,
 }
 
-/// What the circuits of one rule use together.
 #[derive(Debug)]
-struct Usage {
-    circuits: Counter,
-    connects: Option<Budget>,
-    bytes: Option<Budget>,
-}
-
-/// A limit for a time, and what is left of it.
-#[derive(Debug, Clone)]
-struct Budget(Arc<Mutex<TokenBucket>>);
-
-/// A circuit, and the rule that it counts for.
-#[derive(Debug)]
-struct Seat {
+struct Circuit {
     from: Address,
     to: Place,
-    counts_for: Mutex<Option<(Arc<Usage>, Permit)>>,
+    /// It counts for this rule.
+    rule: Option<RuleId>,
     /// It counts for another rule, or other limits hold.
-    moved: Notify,
+    moved: Arc<Notify>,
 }
 
 /// Where a circuit leads.
@@ -63,21 +45,21 @@ pub(crate) struct Place {
 
 /// A circuit's share of what its rule allows.
 #[derive(Debug, Default)]
-pub(crate) struct Share(Option<Seated>);
+pub(crate) struct Share(Option<Counted>);
 
 #[derive(Debug)]
-struct Seated {
+struct Counted {
     rules: Arc<Rules>,
     key: usize,
-    seat: Arc<Seat>,
+    moved: Arc<Notify>,
 }
 
 impl Rules {
     pub(crate) fn new(in_force: InForce) -> Rules {
         Rules(Mutex::new(Table {
+            uses: RuleUse::handed_over(Vec::new(), &[], &in_force.policy),
             in_force,
-            usages: HashMap::new(),
-            seats: Slab::new(),
+            circuits: Slab::new(),
         }))
     }
 
@@ -90,152 +72,88 @@ impl Rules {
     /// # Errors
     /// The limit that stands against it.
     pub(crate) fn admit(self: &Arc<Self>, from: &Address, to: Place) -> Result<Share, RuleLimit> {
-        let mut table = self.table();
-        let seat = Seat {
+        let (mut table, now) = (self.table(), rate::now());
+        let rule = rule_for(&table.in_force, from, &to);
+        if let Some(used) = table.used(rule) {
+            used.admits(now)?;
+            used.called(now);
+            used.opened();
+        }
+        let moved = Arc::<Notify>::default();
+        let key = table.circuits.insert(Circuit {
             from: from.clone(),
             to,
-            counts_for: Mutex::default(),
-            moved: Notify::new(),
-        };
-        if let Some((limits, usage)) = table.usage_for(&seat) {
-            if usage.connects.as_ref().is_some_and(|left| !left.take()) {
-                return Err(RuleLimit::ConnectsPerSecond);
-            }
-            let limit = limits.circuits.unwrap_or(u32::MAX);
-            let permit = usage.circuits.take(limit).ok_or(RuleLimit::Circuits)?;
-            *seat.counts_for() = Some((usage, permit));
-        }
-        let seat = Arc::new(seat);
-        let key = table.seats.insert(seat.clone());
-        Ok(Share(Some(Seated {
+            rule,
+            moved: moved.clone(),
+        });
+        Ok(Share(Some(Counted {
             rules: self.clone(),
             key,
-            seat,
+            moved,
         })))
     }
 
     /// Counts every circuit for the rule that allows it from now on; one that no rule allows any more goes on uncounted. What is left of a limit that
-    /// stays as it is stays left.
+    /// stays as it is stays left. A limit that is lowered ends no circuit.
     pub(crate) fn set(&self, in_force: InForce) {
         let mut table = self.table();
         let table = &mut *table;
         let places = table.in_force.policy.places_in(&in_force.policy);
-        let old = std::mem::take(&mut table.usages);
-        table.in_force = in_force;
-        for (rule, usage) in old {
-            if let Some(place) = places.get(rule.0 as usize).copied().flatten() {
-                let rules = table.in_force.policy.rules();
-                let next = Usage::of(&rules[place.0 as usize]).taking_over(&usage);
-                table.usages.entry(place).or_insert_with(|| Arc::new(next));
+        let old = std::mem::take(&mut table.uses);
+        table.uses = RuleUse::handed_over(old, &places, &in_force.policy);
+        for (_, circuit) in &mut table.circuits {
+            circuit.rule = rule_for(&in_force, &circuit.from, &circuit.to);
+            if let Some(rule) = circuit.rule {
+                table.uses[rule.0 as usize].opened();
             }
+            circuit.moved.notify_waiters();
         }
-        let seats: Vec<Arc<Seat>> = table.seats.iter().map(|(_, seat)| seat.clone()).collect();
-        for seat in seats {
-            let usage = table.usage_for(&seat);
-            *seat.counts_for() = usage.and_then(|(_, usage)| {
-                // Nobody is sent away: a limit that is lowered lets nobody in until there is room again.
-                let permit = usage.circuits.take(u32::MAX)?;
-                Some((usage, permit))
-            });
-            seat.moved.notify_waiters();
-        }
+        table.in_force = in_force;
     }
+}
+
+/// The rule that allows a circuit.
+fn rule_for(in_force: &InForce, from: &Address, to: &Place) -> Option<RuleId> {
+    let view = in_force.view(from);
+    view.rule_for(to.address, to.name.as_deref(), to.port)
 }
 
 impl Table {
-    /// The limits of the rule that allows a circuit, and what is used of them, if there are any.
-    fn usage_for(&mut self, seat: &Seat) -> Option<(RuleLimits, Arc<Usage>)> {
-        let Place {
-            address,
-            name,
-            port,
-        } = &seat.to;
-        let view = self.in_force.view(&seat.from);
-        let id = view.rule_for(*address, name.as_deref(), *port)?;
-        let rule = self.in_force.policy.rule(id)?;
-        if rule.limits == RuleLimits::default() {
-            return None;
-        }
-        let usage = self.usages.entry(id);
-        let usage = usage.or_insert_with(|| Arc::new(Usage::of(rule)));
-        Some((rule.limits, usage.clone()))
+    fn used(&mut self, rule: Option<RuleId>) -> Option<&mut RuleUse> {
+        self.uses.get_mut(rule?.0 as usize)
     }
 }
 
-impl Seat {
-    fn counts_for(&self) -> MutexGuard<'_, Option<(Arc<Usage>, Permit)>> {
-        self.counts_for
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is left to it of a limit of bytes.
-    fn bytes(&self) -> Option<Budget> {
-        self.counts_for().as_ref()?.0.bytes.clone()
-    }
-}
-
-impl Usage {
-    fn of(rule: &Rule) -> Usage {
-        let limits = rule.limits;
-        let connects = limits.connects_per_second;
-        Usage {
-            circuits: Counter::default(),
-            connects: connects.map(|limit| Budget::new(limit.into(), CALLS_AT_ONCE)),
-            bytes: limits
-                .bytes_per_second
-                .map(|limit| Budget::new(limit, BYTES_AT_ONCE)),
-        }
-    }
-
-    fn taking_over(mut self, old: &Usage) -> Usage {
-        for (new, old) in [
-            (&mut self.connects, &old.connects),
-            (&mut self.bytes, &old.bytes),
-        ] {
-            if let (Some(new), Some(old)) = (new, old) {
-                if new.bucket().is_like(&old.bucket()) {
-                    *new = old.clone();
-                }
-            }
-        }
-        self
-    }
-}
-
-impl Budget {
-    fn new(per_second: u64, depth: Duration) -> Budget {
-        Budget(Arc::new(Mutex::new(TokenBucket::new(per_second, depth))))
-    }
-
-    fn bucket(&self) -> MutexGuard<'_, TokenBucket> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self) -> bool {
-        self.bucket().take(rate::now())
+impl Counted {
+    /// What the rule makes of this, if there is one.
+    fn with_use<T>(&self, make: impl FnOnce(&mut RuleUse) -> Option<T>) -> Option<T> {
+        let mut table = self.rules.table();
+        let rule = table.circuits.get(self.key)?.rule;
+        make(table.used(rule)?)
     }
 }
 
 impl Share {
     /// How much is to be moved at once, in bytes: less where there is a limit, so that circuits take turns.
     pub(crate) fn piece(&self) -> usize {
-        let bytes = self.0.as_ref().and_then(|seated| seated.seat.bytes());
-        let limit = bytes.map_or(u64::MAX, |bytes| bytes.bucket().per_second() / 10);
-        limit.clamp(PIECE.0, PIECE.1) as usize
+        let limit = self.0.as_ref().and_then(|counted| {
+            counted.with_use(|used| used.bytes_per_second().map(|limit| limit / 10))
+        });
+        limit.unwrap_or(PIECE.1).clamp(PIECE.0, PIECE.1) as usize
     }
 
     /// Waits until this many bytes more are within the limit, or other limits hold.
     pub(crate) async fn pay(&self, bytes: usize) {
-        let Some(Seated { seat, .. }) = &self.0 else {
+        let Some(counted) = &self.0 else {
             return;
         };
         // From before the limit is looked at, so that none is waited for that has been lifted.
-        let moved = seat.moved.notified();
-        let until = seat.bytes().and_then(|left| {
-            let (mut left, now) = (left.bucket(), rate::now());
-            left.charge(now, bytes as u64);
-            left.in_debt_until(now)
+        let moved = counted.moved.notified();
+        let len = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let until = counted.with_use(|used| {
+            let now = rate::now();
+            used.charge(now, len);
+            used.rests_until(now)
         });
         if let Some(until) = until {
             tokio::select! {
@@ -246,19 +164,28 @@ impl Share {
     }
 }
 
-impl Drop for Seated {
+impl Drop for Counted {
     fn drop(&mut self) {
-        self.rules.table().seats.try_remove(self.key);
-        // Whoever moves it right now finds it without a circuit that could count.
-        *self.seat.counts_for() = None;
+        let mut table = self.rules.table();
+        let rule = table
+            .circuits
+            .try_remove(self.key)
+            .and_then(|circuit| circuit.rule);
+        if let Some(used) = table.used(rule) {
+            used.closed();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::offers::Groups;
-    use policy::{CalleePattern, CallerPattern, DEFAULT_DOMAIN, Network, Policy, VmPattern};
+    use policy::{
+        CalleePattern, CallerPattern, DEFAULT_DOMAIN, Network, Policy, Rule, RuleLimits, VmPattern,
+    };
     use tokio::time::Instant;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -402,6 +329,31 @@ mod tests {
             assert_eq!(refused, Some(RuleLimit::ConnectsPerSecond));
             tokio::time::advance(SECOND / 2).await;
             assert!(admit(&rules).is_ok());
+        });
+    }
+
+    /// As the switch counts: a call that is refused takes nothing from others.
+    #[test]
+    fn a_call_that_finds_no_room_uses_up_no_connect() {
+        let limits = RuleLimits {
+            circuits: Some(1),
+            connects_per_second: Some(2),
+            ..Default::default()
+        };
+        let rules = rules(limits);
+        paused(async {
+            tokio::time::advance(SECOND).await;
+            let first = admit(&rules).expect("below both limits");
+            for _ in 0..3 {
+                assert_eq!(admit(&rules).err(), Some(RuleLimit::Circuits));
+            }
+            drop(first);
+            let second = admit(&rules).expect("one connect is left");
+            // Both limits are reached: the same is named as by the switch.
+            assert_eq!(admit(&rules).err(), Some(RuleLimit::Circuits));
+            drop(second);
+            let refused = admit(&rules).err();
+            assert_eq!(refused, Some(RuleLimit::ConnectsPerSecond));
         });
     }
 
