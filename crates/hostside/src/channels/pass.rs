@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
+use tokio::task::coop::consume_budget;
 use tokio::time::sleep;
 
 use super::counts::Counts;
@@ -88,6 +89,8 @@ impl Watched {
     async fn read(&self) -> Option<Vec<u8>> {
         let mut room = Vec::new();
         loop {
+            // An end that is always ready would never give other tasks their turn.
+            consume_budget().await;
             self.stream.readable().await.ok()?;
             match self.try_read(&mut room) {
                 Ok(0) => return None,
@@ -101,6 +104,7 @@ impl Watched {
     /// Some of these bytes are taken: how many.
     async fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
+            consume_budget().await;
             self.stream.writable().await?;
             match self.stream.try_write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -11,6 +11,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::task::coop::consume_budget;
 use wire::vsock::SocketType;
 
 /// The largest datagram, in bytes: what UDP over IPv4 can carry. A guest's larger message is dropped.
@@ -101,6 +102,8 @@ async fn receive_message(
     buffer: &mut [u8],
 ) -> io::Result<Option<usize>> {
     loop {
+        // A socket that is always ready would never give other tasks their turn.
+        consume_budget().await;
         let mut guard = socket.readable().await?;
         let attempt = guard.try_io(|socket| {
             // With TRUNC the length is the message's, however much of it fits.
@@ -145,6 +148,7 @@ impl ToGuest {
             }
             ToGuest::SeqPacket(_) if datagram.is_empty() => Ok(()),
             ToGuest::SeqPacket(socket) => loop {
+                consume_budget().await;
                 let mut guard = socket.writable().await?;
                 let attempt = guard.try_io(|socket| {
                     let sent = rustix::net::send(socket.get_ref(), datagram, SendFlags::NOSIGNAL)?;

@@ -16,7 +16,8 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
 use vsock::Reason;
 use wire::vsock::SocketType;
 
@@ -28,6 +29,12 @@ pub const PROGRAM_GRACE: Duration = Duration::from_secs(5);
 
 /// The longest line of a program's standard error that is logged in one piece, in bytes.
 const MAX_LOG_LINE_LEN: usize = 1024;
+
+/// Lines that are logged of one read, which the log takes at once. Of more the log would keep a count, too, and each costs time of the proxy.
+const MAX_LINES_AT_ONCE: usize = 100;
+
+/// How often it is logged how many were left out.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is in the guest's end of a stream before the program's first word, and is not for the guest: as long as it is there unread, the program
 /// sees a circuit that is cut as an error, and not as the end of its input.
@@ -279,6 +286,7 @@ impl Program {
             match errors {
                 Some(errors) => {
                     tokio::select! {
+                        biased;
                         () = &mut end => {}
                         () = log.follow(&errors) => end.await,
                     }
@@ -355,6 +363,9 @@ async fn within(time: Duration, end: impl Future<Output = ()>) -> bool {
 struct Log<'a> {
     purpose: &'a Purpose,
     line: Vec<u8>,
+    /// Lines that were left out since it was last logged how many.
+    left_out: u64,
+    counted_at: Instant,
 }
 
 impl<'a> Log<'a> {
@@ -362,6 +373,8 @@ impl<'a> Log<'a> {
         Log {
             purpose,
             line: Vec::new(),
+            left_out: 0,
+            counted_at: Instant::now(),
         }
     }
 
@@ -378,6 +391,8 @@ impl<'a> Log<'a> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
+            // A program that never stops writing would never give other tasks their turn.
+            yield_now().await;
         }
     }
 
@@ -393,17 +408,37 @@ impl<'a> Log<'a> {
     }
 
     fn take(&mut self, bytes: &[u8]) {
+        let mut lines = 0;
         for byte in bytes {
-            match byte {
-                b'\n' => self.write(),
-                byte => {
-                    self.line.push(*byte);
-                    if self.line.len() == MAX_LOG_LINE_LEN {
-                        self.write();
-                    }
+            if *byte != b'\n' {
+                self.line.push(*byte);
+                if self.line.len() < MAX_LOG_LINE_LEN {
+                    continue;
                 }
             }
+            lines += 1;
+            if lines <= MAX_LINES_AT_ONCE {
+                self.write();
+            } else {
+                self.line.clear();
+                self.left_out += 1;
+            }
         }
+        if self.left_out > 0 && self.counted_at.elapsed() >= COUNT_INTERVAL {
+            self.write_count();
+        }
+    }
+
+    fn write_count(&mut self) {
+        let (name, vm) = (&self.purpose.name, self.purpose.vm.as_str());
+        let left_out = std::mem::take(&mut self.left_out);
+        self.counted_at = Instant::now();
+        tracing::info!(
+            name,
+            vm,
+            left_out,
+            "a program printed more lines at once than the log takes"
+        );
     }
 
     fn write(&mut self) {
@@ -418,5 +453,68 @@ impl<'a> Log<'a> {
         if !self.line.is_empty() {
             self.write();
         }
+        if self.left_out > 0 {
+            self.write_count();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    /// Other VMs' calls are tasks of the same thread.
+    #[test]
+    fn a_program_that_prints_without_end_is_read_in_turns() {
+        const FULL: usize = 64 << 10;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let (errors, program) =
+                rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).expect("a pipe");
+            assert_eq!(rustix::io::write(&program, &[b'\n'; FULL]), Ok(FULL));
+            let errors = pipe::Receiver::from_owned_fd(errors).expect("it is a pipe");
+            let purpose = Purpose {
+                name: "noisy".to_owned(),
+                vm: "web".to_owned(),
+                environment: Vec::new(),
+            };
+            let mut log = Log::new(&purpose);
+            let mut follow = pin!(log.follow(&errors));
+            let left = || rustix::io::ioctl_fionread(&errors).expect("it is a pipe") as usize;
+            while left() == FULL {
+                tokio::select! {
+                    biased;
+                    () = &mut follow => unreachable!("the program has not ended"),
+                    () = yield_now() => {}
+                }
+            }
+            assert!(left() > 0, "others have their turns in between");
+            drop(program);
+            follow.await;
+            assert_eq!(left(), 0);
+        });
+    }
+
+    #[test]
+    fn lines_that_come_at_once_are_counted_beyond_those_that_are_logged() {
+        let purpose = Purpose {
+            name: "noisy".to_owned(),
+            vm: "web".to_owned(),
+            environment: Vec::new(),
+        };
+        let mut log = Log::new(&purpose);
+        log.take(&[b'\n'; MAX_LINES_AT_ONCE]);
+        assert_eq!(log.left_out, 0);
+        log.take(&[b'\n'; MAX_LINES_AT_ONCE + 1]);
+        assert_eq!(log.left_out, 1);
+        log.take(&[b'x'; (MAX_LINES_AT_ONCE + 2) * MAX_LOG_LINE_LEN - 1]);
+        assert_eq!((log.left_out, log.line.len()), (2, MAX_LOG_LINE_LEN - 1));
+        log.finish();
+        assert_eq!(log.left_out, 0);
     }
 }

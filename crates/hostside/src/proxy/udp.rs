@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use config::listeners::Spoken;
 use tokio::net::UdpSocket;
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep_until};
 use vsock::Reason;
 
@@ -30,6 +31,7 @@ impl Server {
     /// Sends a datagram, unless a port has been published at the address since, where the guest would be taken for a caller from outside.
     async fn send(&self, datagram: &[u8], own: &OwnListeners) -> io::Result<usize> {
         loop {
+            consume_budget().await;
             self.socket.writable().await?;
             let send = || self.socket.try_send(datagram);
             let sent = own.unless_reached(Spoken::Udp, self.from, self.to, send);
@@ -188,6 +190,46 @@ mod tests {
                 tokio::join!(relay(halves, (&socket, &own), b"", IDLE_TIMEOUT), speak);
             assert!(result.is_ok());
             assert_eq!(start.elapsed().as_secs(), 2 * IDLE_TIMEOUT.as_secs());
+        });
+    }
+
+    /// They are one task's, and other VMs' circuits are tasks of the same thread.
+    #[test]
+    fn many_datagrams_that_wait_are_carried_in_turns() {
+        const COUNT: usize = 200;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let server = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
+            let address = server.local_addr().expect("an address");
+            let (about, own) = (About::default(), OwnListeners::default());
+            let socket = connect(address, &about, &own).await.expect("a socket");
+            let (ours, theirs) = sockets::pair(SocketType::SeqPacket).expect("two sockets");
+            let halves = datagram::halves(ours, SocketType::SeqPacket).expect("halves");
+            for _ in 0..COUNT {
+                let flags = rustix::net::SendFlags::empty();
+                rustix::net::send(&theirs, b"x", flags).expect("sent");
+            }
+            let relayed =
+                tokio::spawn(
+                    async move { relay(halves, (&socket, &own), b"", IDLE_TIMEOUT).await },
+                );
+            let mut arrived = 0;
+            while arrived == 0 {
+                tokio::task::yield_now().await;
+                while server.try_recv(&mut [0; 8]).is_ok() {
+                    arrived += 1;
+                }
+            }
+            assert!(arrived < COUNT, "others have their turns in between");
+            while arrived < COUNT {
+                server.recv(&mut [0; 8]).await.expect("received");
+                arrived += 1;
+            }
+            drop(theirs);
+            assert!(relayed.await.expect("no panic").is_ok());
         });
     }
 }
