@@ -202,13 +202,12 @@ fn check_purity(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
             continue;
         }
         let text = fs::read_to_string(root.join(file))?;
-        for (index, line) in code_lines(&text).enumerate() {
+        for (number, line) in code_lines(&text) {
             let code = line.split("//").next().unwrap_or_default();
             if let Some(word) = FORBIDDEN.iter().find(|word| code.contains(**word)) {
                 findings.push(format!(
-                    "{}:{}: what decides must not see `{word}`",
-                    file.display(),
-                    index + 1
+                    "{}:{number}: what decides must not see `{word}`",
+                    file.display()
                 ));
             }
         }
@@ -223,7 +222,7 @@ fn length_notes(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
             continue;
         }
         let text = fs::read_to_string(root.join(file))?;
-        let line_count = code_lines(&text).count();
+        let line_count = code_lines(&text).len();
         if line_count > FILE_LINES {
             notes.push(format!(
                 "{}: {line_count} lines, more than {FILE_LINES}",
@@ -240,26 +239,55 @@ fn length_notes(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
     Ok(notes)
 }
 
-/// The lines before the tests.
-fn code_lines(text: &str) -> impl Iterator<Item = &str> {
-    text.lines()
-        .take_while(|line| line.trim() != "#[cfg(test)]")
+/// The lines that are no test's, with their numbers. What stands behind `#[cfg(test)]` is an item of one line, or one that ends with a brace below its first letter.
+fn code_lines(text: &str) -> Vec<(usize, &str)> {
+    let mut code = Vec::new();
+    let mut lines = (1..).zip(text.lines());
+    while let Some((number, line)) = lines.next() {
+        if line.trim() != "#[cfg(test)]" {
+            code.push((number, line));
+            continue;
+        }
+        let indent = &line[..line.len() - line.trim_start().len()];
+        let item = lines.by_ref().map(|(_, line)| line);
+        let item = item.skip_while(|line| line.trim().starts_with("#[")).next();
+        if item.is_some_and(|item| !item.ends_with([';', '}', ','])) {
+            lines.find(|(_, line)| line.strip_prefix(indent).is_some_and(is_end));
+        }
+    }
+    code
+}
+
+fn is_end(line: &str) -> bool {
+    ["}", "};", "},", ")", ");"].contains(&line)
 }
 
 fn is_test_file(file: &Path) -> bool {
     file.file_stem().is_some_and(|stem| stem == "tests")
-        || file.components().any(|part| part.as_os_str() == "tests")
+        || file.components().any(|part| {
+            ["tests", "benches"]
+                .iter()
+                .any(|name| part.as_os_str() == *name)
+        })
 }
 
 /// Functions that are too long. rustfmt puts a function's closing brace under its first letter.
 fn long_functions(text: &str) -> Vec<(String, usize)> {
-    let lines: Vec<&str> = code_lines(text).collect();
+    let lines: Vec<&str> = code_lines(text).into_iter().map(|(_, line)| line).collect();
     let mut found = Vec::new();
     for (start, line) in lines.iter().enumerate() {
         let indent = line.len() - line.trim_start().len();
         let Some(name) = function_name(line.trim_start()) else {
             continue;
         };
+        let mut heads = lines[start..].iter();
+        // A trait's function need not have a body.
+        if heads
+            .find(|line| line.ends_with(['{', '}', ';']))
+            .is_none_or(|line| line.ends_with(';'))
+        {
+            continue;
+        }
         let closing = format!("{}}}", " ".repeat(indent));
         let length = lines[start..]
             .iter()
@@ -330,6 +358,13 @@ mod tests {
             Vec::<String>::new()
         );
         assert_eq!(check_lints(&metadata).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_stands_behind_tests_is_code_again() {
+        let text = "a\n#[cfg(test)]\nmod tests;\n#[cfg(test)]\n#[path = \"x\"]\nmod x {\n    }\n}\nb\n    #[cfg(test)]\n    fn c() {\n    }\nd";
+        assert_eq!(code_lines(text), [(1, "a"), (9, "b"), (13, "d")]);
+        assert_eq!(code_lines("#[cfg(test)]\nmod tests {"), []);
     }
 
     #[test]

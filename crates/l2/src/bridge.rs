@@ -368,19 +368,26 @@ impl Bridge {
         if learns {
             self.learn(&arrival);
         }
-        if let Some(to) = only_for {
-            return self.forward(&arrival, to);
+        match only_for {
+            Some(to) => self.forward(&arrival, to),
+            None => self.deliver(&arrival),
         }
-        if head.destination.is_multicast() {
-            let storm = match head.destination.is_broadcast() {
+    }
+
+    /// To the port that has the destination, or to all.
+    #[inline]
+    fn deliver(&mut self, arrival: &Arrival<'_>) -> Result<Verdict, Refusal> {
+        let destination = arrival.head.destination;
+        if destination.is_multicast() {
+            let storm = match destination.is_broadcast() {
                 true => Storm::Broadcast,
                 false => Storm::Multicast,
             };
-            return self.flood(&arrival, storm);
+            return self.flood(arrival, storm);
         }
-        match self.find(&arrival) {
-            Some(to) => self.forward(&arrival, to),
-            None => self.flood(&arrival, Storm::Unknown),
+        match self.find(arrival) {
+            Some(to) => self.forward(arrival, to),
+            None => self.flood(arrival, Storm::Unknown),
         }
     }
 
