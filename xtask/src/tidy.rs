@@ -249,9 +249,8 @@ fn code_lines(text: &str) -> Vec<(usize, &str)> {
             continue;
         }
         let indent = &line[..line.len() - line.trim_start().len()];
-        let item = lines.by_ref().map(|(_, line)| line);
-        let item = item.skip_while(|line| line.trim().starts_with("#[")).next();
-        if item.is_some_and(|item| !item.ends_with([';', '}', ','])) {
+        let item = lines.find(|(_, line)| !line.trim().starts_with("#["));
+        if item.is_some_and(|(_, item)| !item.ends_with([';', '}', ','])) {
             lines.find(|(_, line)| line.strip_prefix(indent).is_some_and(is_end));
         }
     }

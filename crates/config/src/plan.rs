@@ -309,6 +309,39 @@ impl Plan {
         Ok(())
     }
 
+    /// Checks that no path of a VM is another's, or another of its own.
+    fn unowned_paths(
+        &self,
+        sockets: &Sockets,
+        channels: &[Channel<Chardev>],
+        qmp: Option<&Path>,
+    ) -> Result<(), InputError> {
+        let own = [
+            ("this VM's vhost-user socket", sockets.vhost_user.as_deref()),
+            (
+                "this VM's serial socket",
+                sockets.serial.as_ref().map(Chardev::path),
+            ),
+            ("the socket of this VM's VMM", sockets.hybrid.as_deref()),
+            ("this VM's host socket", Some(sockets.host.as_path())),
+            ("this VM's control socket of QEMU", qmp),
+        ];
+        let of_channels = channels.iter().flat_map(|channel| {
+            let paths = [Some(channel.chardev.path()), channel.listens_at()];
+            paths.map(|path| ("another channel of this VM", path))
+        });
+        let mut seen = BTreeMap::new();
+        for (what, path) in own.into_iter().chain(of_channels) {
+            let Some(path) = path else { continue };
+            self.unowned_path(path)?;
+            if let Some(owner) = seen.insert(path, what) {
+                let (path, owner) = (path.to_owned(), owner.to_owned());
+                return Err(InputError::DuplicatePath { path, owner });
+            }
+        }
+        Ok(())
+    }
+
     fn resolve(
         &mut self,
         request: &VmRequest,
@@ -333,38 +366,17 @@ impl Plan {
             Some(cid) => self.unowned_cid(&domain, cid)?,
             None => self.free_cid(&domain, &name, asked_for),
         };
+        let sockets = self.sockets(request)?;
+        let channels = self.channels(request);
+        let (windows, qmp) = request.windows()?;
+        self.check_window_count(windows)?;
+        self.unowned_paths(&sockets, &channels, qmp.as_deref())?;
         let Sockets {
             vhost_user,
             serial,
             hybrid,
             host,
-        } = self.sockets(request)?;
-        let channels = self.channels(request);
-        let (windows, qmp) = request.windows()?;
-        self.check_window_count(windows)?;
-        let own = [
-            ("this VM's vhost-user socket", vhost_user.as_deref()),
-            (
-                "this VM's serial socket",
-                serial.as_ref().map(Chardev::path),
-            ),
-            ("the socket of this VM's VMM", hybrid.as_deref()),
-            ("this VM's host socket", Some(host.as_path())),
-            ("this VM's control socket of QEMU", qmp.as_deref()),
-        ];
-        let of_channels = channels.iter().flat_map(|channel| {
-            let paths = [Some(channel.chardev.path()), channel.listens_at()];
-            paths.map(|path| ("another channel of this VM", path))
-        });
-        let mut seen = BTreeMap::new();
-        for (what, path) in own.into_iter().chain(of_channels) {
-            let Some(path) = path else { continue };
-            self.unowned_path(path)?;
-            if let Some(owner) = seen.insert(path, what) {
-                let (path, owner) = (path.to_owned(), owner.to_owned());
-                return Err(InputError::DuplicatePath { path, owner });
-            }
-        }
+        } = sockets;
         let lines = &self.lines;
         let in_use = |domain: &str, name: &str| lines.contains_key(&full_name(domain, name));
         self.cids.remember(&domain, &name, cid, in_use);

@@ -360,25 +360,9 @@ impl Switch {
         })
     }
 
-    /// Sets a circuit up, in the state of dialling. The limits have been checked.
-    pub(crate) fn open(
-        &mut self,
-        now: Time,
-        socket_type: SocketType,
-        caller: End,
-        callee: End,
-        call: Call,
-    ) -> usize {
-        self.programs.opened(call.host);
-        let entry = self.circuits.vacant_entry();
-        let index = entry.key();
-        let id = CircuitId {
-            index: index as u32,
-            generation: self.next_generation,
-        };
-        self.next_generation = self.next_generation.wrapping_add(1);
+    /// The flows from both ends of a circuit, with what is reserved for them.
+    fn flows(&mut self, caller: &End, callee: &End, origin: Option<Origin>) -> [Flow; 2] {
         let default_grant = self.limits.grant_bytes;
-        let origin = Origin::of(call.host, caller.owner());
         let mut flow_of = |end: &End, origin: Option<Origin>| {
             // A host program gets no credit: it is read only when there is room, so nothing needs to be reserved.
             let grant = match end
@@ -390,15 +374,37 @@ impl Switch {
             };
             Flow::new(0, grant)
         };
-        // The called guest has to answer, or the caller's host.
-        let answering = callee.owner().or(caller.owner());
-        let mut flows = [flow_of(&caller, None), flow_of(&callee, origin)];
-        for (flow, destination) in flows.iter_mut().zip([&callee, &caller]) {
+        let mut flows = [flow_of(caller, None), flow_of(callee, origin)];
+        for (flow, destination) in flows.iter_mut().zip([callee, caller]) {
             if destination.is_host() {
                 let grant = flow.grant();
                 let _ = flow.announce(grant, 0);
             }
         }
+        flows
+    }
+
+    /// Sets a circuit up, in the state of dialling. The limits have been checked.
+    pub(crate) fn open(
+        &mut self,
+        now: Time,
+        socket_type: SocketType,
+        caller: End,
+        callee: End,
+        call: Call,
+    ) -> usize {
+        self.programs.opened(call.host);
+        let origin = Origin::of(call.host, caller.owner());
+        // The called guest has to answer, or the caller's host.
+        let answering = callee.owner().or(caller.owner());
+        let flows = self.flows(&caller, &callee, origin);
+        let entry = self.circuits.vacant_entry();
+        let index = entry.key();
+        let id = CircuitId {
+            index: index as u32,
+            generation: self.next_generation,
+        };
+        self.next_generation = self.next_generation.wrapping_add(1);
         let circuit = Circuit {
             id,
             socket_type,

@@ -19,11 +19,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
-use super::access::{Access, Role};
+use super::access::{Access, Caller, Role};
 use super::problem::Failure;
 use crate::questions::asked_by;
 use crate::stalled_clients::StalledClients;
-use runtime::places::{Limits, Places};
+use runtime::places::{Limits, Place, Places};
 
 /// How many connections there may be at once.
 pub const CONNECTIONS: Limits = Limits {
@@ -95,15 +95,7 @@ async fn serve_so_many(
                 continue;
             }
         };
-        let admitted = match access.caller(&stream) {
-            Ok(caller) if caller.role > Role::Nobody => places
-                .enter(caller.whose(), most)
-                .map(|place| (caller, place))
-                .map_err(|full| Failure::new(Kind::TooManyConnections, full)),
-            Ok(caller) => Err(access.forbidden(caller.role)),
-            Err(error) => Err(Failure::new(Kind::Forbidden, error)),
-        };
-        let (caller, place) = match admitted {
+        let (caller, place) = match admit(&stream, &access, &places, most) {
             Ok(admitted) => admitted,
             Err(failure) => {
                 turn_away(stream, failure, &turned_away);
@@ -150,7 +142,24 @@ async fn serve_so_many(
     }
 }
 
-/// Gives one answer to somebody who is not served, and closes. It takes no place from those who are, and little time.
+/// A place for a caller that has a role.
+fn admit(
+    stream: &UnixStream,
+    access: &Access,
+    places: &Places,
+    most: Limits,
+) -> Result<(Caller, Place), Failure> {
+    match access.caller(stream) {
+        Ok(caller) if caller.role > Role::Nobody => places
+            .enter(caller.whose(), most)
+            .map(|place| (caller, place))
+            .map_err(|full| Failure::new(Kind::TooManyConnections, full)),
+        Ok(caller) => Err(access.forbidden(caller.role)),
+        Err(error) => Err(Failure::new(Kind::Forbidden, error)),
+    }
+}
+
+/// Gives one answer to a caller that is not served, and closes. It takes no place from those who are, and little time.
 fn turn_away(stream: UnixStream, failure: Failure, places: &Arc<Semaphore>) {
     let Ok(place) = places.clone().try_acquire_owned() else {
         return;
