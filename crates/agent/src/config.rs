@@ -36,20 +36,16 @@ const METHODS: [(&str, &str); 12] = [
 const THRESHOLD_MS: std::ops::RangeInclusive<i64> = 10..=86_400_000;
 
 /// Why a configuration is refused.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
     #[error("cannot read the configuration {}: {source}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The system's reason.
         source: io::Error,
     },
-    /// It cannot be meant.
     #[error("the configuration {} is refused: {what}", path.display())]
     Refused {
-        /// The file.
         path: PathBuf,
         /// What is wrong, and what would be right.
         what: String,

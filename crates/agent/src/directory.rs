@@ -14,20 +14,17 @@ use crate::transport::HOST_CID;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no answer.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// The host's directory cannot be reached.
     #[error(
         "cannot reach the host's directory (port {PORT} of CID {HOST_CID}): {0}; is this a guest of Ringdown, with its vsock driver loaded or its agent at the serial port?"
     )]
     Unreachable(io::Error),
-    /// The conversation broke.
     #[error("the host did not answer: {0}")]
     Broken(io::Error),
-    /// What came back is no answer.
     #[error("the host answered with something that is no line of the directory")]
     Garbage,
-    /// The host's refusal.
     #[error("{0}")]
     Refused(String),
 }

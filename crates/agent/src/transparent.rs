@@ -120,25 +120,20 @@ enum Egress {
 }
 
 /// Why the program's end is not known.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is no way out.
     #[error("no way out of this guest: {0}")]
     NoWay(String),
-    /// It was not started.
     #[error("cannot run {program:?}: {source}{}", hint(source))]
     Spawn {
-        /// The program.
         program: OsString,
-        /// Why.
         source: SpawnError,
     },
-    /// This process could not do its part.
     #[error("cannot {what}: {source}")]
     Local {
         /// What it could not do.
         what: &'static str,
-        /// The system's reason.
         source: io::Error,
     },
 }

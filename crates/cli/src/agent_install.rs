@@ -24,31 +24,22 @@ const END_OF_FILE: &str = "END-OF-RINGDOWN-FILE";
 /// Why the agent is not installed.
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    /// The binary cannot be read.
     #[error("cannot read the agent's binary {}: {source}; build it with `make agent`, or name it with --binary", path.display())]
     Binary {
         /// Where it was looked for.
         path: PathBuf,
-        /// The system's reason.
         source: io::Error,
     },
-    /// What was found is no program for Linux.
     #[error("{} is not a Linux program (an ELF file was expected): name the agent's binary with --binary", .0.display())]
     NoProgram(PathBuf),
-    /// ssh is not there.
     #[error("cannot run {program}: {source}")]
     Ssh {
-        /// The program.
         program: String,
-        /// The system's reason.
         source: io::Error,
     },
-    /// It failed there. What it said stands above.
     #[error("the installation at {destination} failed: {what}")]
     Failed {
-        /// Where.
         destination: String,
-        /// How ssh ended.
         what: String,
     },
 }

@@ -104,37 +104,27 @@ impl Kind {
 /// Why there is no result.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The agent of a VM cannot be reached, did not do it, or is not to be believed.
     #[error("VM {vm:?}: {source}")]
     Guest {
-        /// The VM.
         vm: String,
-        /// Why.
         source: GuestError,
     },
-    /// No rule lets the one VM call the other.
     #[error(
         "no rule lets VM {from:?} call VM {to:?} at port {port}: start the daemon with --allow from={from},to={to},port=*, \
          or add to its configuration file [[allow]] from = {from:?}, to = {to:?}, port = \"*\"; for a rule with a single port, \
          give that port to the benchmark as well, with --port"
     )]
     Denied {
-        /// The VM that calls.
         from: String,
         /// The VM that it calls.
         to: String,
-        /// The port.
         port: u32,
     },
-    /// A value is outside its limits.
     #[error("this cannot be measured: {0}")]
     Request(#[from] Invalid),
-    /// Something of this process failed.
     #[error("cannot {what}: {source}")]
     Local {
-        /// What was tried.
         what: &'static str,
-        /// The system's reason.
         source: std::io::Error,
     },
 }

@@ -65,20 +65,15 @@ const WATCHED: [Watched; 4] = [
 /// Why the command's end is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It was not started.
     #[error("cannot run {program:?}: {source}{}", hint(source))]
     Spawn {
-        /// The command.
         program: String,
-        /// Why.
         source: SpawnError,
     },
-    /// This process could not do its part.
     #[error("cannot {what}: {source}")]
     Local {
         /// What it could not do.
         what: &'static str,
-        /// The system's reason.
         source: io::Error,
     },
 }

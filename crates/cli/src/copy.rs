@@ -56,26 +56,20 @@ pub enum Direction {
 /// Why a transfer did not come to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The guest's agent cannot be reached, or does not do this.
     #[error(transparent)]
     Guest(#[from] GuestError),
-    /// This side or the guest's cannot go on.
     #[error("{}", printable(.0))]
     Stopped(String),
-    /// The connection broke, and it was not possible to go on in time.
     #[error("the connection to the guest broke ({why}), and was not restored within {seconds} s")]
     Broken {
-        /// Why, the last time.
         why: String,
         /// For how long it was tried.
         seconds: u64,
     },
-    /// The connection broke, and what comes from standard input cannot be read again.
     #[error(
         "the connection to the guest broke ({0}); what was read from standard input cannot be read again, so it cannot go on"
     )]
     BrokenStream(String),
-    /// Somebody does not want it any more.
     #[error("interrupted")]
     Interrupted,
 }

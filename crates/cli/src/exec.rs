@@ -43,29 +43,20 @@ pub struct ExecOptions {
 /// Why there is no exit code of the command.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
-    /// The guest's agent cannot be reached, refused, or broke off.
     #[error(transparent)]
     Guest(#[from] GuestError),
-    /// The command ended, but not all of its output could be written here.
     #[error("cannot write the command's {name}: {source}")]
     Output {
-        /// Which output.
         name: &'static str,
-        /// The system's reason.
         source: io::Error,
     },
-    /// The command ended, but not all of its input could be read here.
     #[error("cannot read standard input: {0}")]
     Input(io::Error),
-    /// Signals kept coming and the guest did not act on them.
     #[error("interrupted; the guest's command may still run")]
     Interrupted,
-    /// Something of this process failed.
     #[error("cannot {what}: {source}")]
     Local {
-        /// What was tried.
         what: &'static str,
-        /// The system's reason.
         source: io::Error,
     },
 }

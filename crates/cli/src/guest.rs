@@ -28,21 +28,15 @@ pub(crate) use timed::{Deadline, Timed};
 /// Why the guest's agent did not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
-    /// The host socket does not take connections.
     #[error("cannot connect to the VM's host socket {}: {source}; is `ringdown serve` running with this VM?", path.display())]
     Connect {
-        /// The host socket.
         path: PathBuf,
-        /// The system's reason.
         source: io::Error,
     },
-    /// The host socket takes others, and not this user.
     #[error("no permission to connect to the VM's host socket {}: {}", path.display(), access_remedy(path))]
     Denied {
-        /// The host socket.
         path: PathBuf,
     },
-    /// The host socket answered that the agent cannot be reached.
     #[error(
         "the guest's agent cannot be reached: {reason}; is ringdown-agent running in the guest?"
     )]
@@ -50,29 +44,22 @@ pub enum GuestError {
         /// The reason as the daemon gave it.
         reason: String,
     },
-    /// What answered is not a host socket.
     #[error("the host socket gave an unexpected answer to CONNECT: {0}; expected OK or ERR")]
     Answer(String),
-    /// The daemon or the agent did not answer in time.
     #[error("the guest's agent did not answer within {seconds} s; is the VM paused or very busy?")]
     NoAnswer {
         /// How long it was waited for.
         seconds: u64,
     },
-    /// The request exceeds a limit of the agent protocol.
     #[error("the request cannot be sent to the guest: {0}")]
     Request(#[from] Invalid),
-    /// The agent speaks another version, or cannot do this.
     #[error("{0}")]
     Unsupported(String),
-    /// The agent refused, or it could not be done.
     #[error("{}", printable(&.0.message))]
     Agent(ErrorReport),
     /// The connection ended before the end was reported. How far it came in the guest is unknown; the agent ends what it was doing
-    /// when it notices.
     #[error("the connection to the guest broke before it reported the end ({0})")]
     Broken(String),
-    /// The agent sent something that the protocol does not allow.
     #[error("the guest's agent broke the protocol: {0}")]
     Protocol(String),
 }

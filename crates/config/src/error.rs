@@ -7,9 +7,9 @@ use crate::Written;
 use crate::input::InputError;
 
 /// Why a configuration was refused.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Something in it cannot be meant.
     #[error("{place}: {error}")]
     Input {
         /// Where it was written, in words.
@@ -17,12 +17,9 @@ pub enum ConfigError {
         /// What is wrong, and the remedy.
         error: InputError,
     },
-    /// The file could not be read.
     #[error("cannot read the configuration file {}: {error}; check the path, or leave --config out", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
 }

@@ -18,32 +18,24 @@ pub struct StateFile {
 }
 
 /// Why what is remembered cannot be read or written.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// The file is not what was written.
     #[error("the state file {} is broken: {what}; repair it, or remove it and {without_it}", path.display())]
     Broken {
-        /// The file.
         path: PathBuf,
-        /// What was found.
         what: String,
         /// What happens if it is removed, in words.
         without_it: &'static str,
     },
-    /// The system does not let us read it.
     #[error("cannot read the state file {}: {error}", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
-    /// The system does not let us write it.
     #[error("cannot write the state file {}: {error}; make room, or name another directory with state-dir", path.display())]
     Unwritable {
-        /// The file.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
 }

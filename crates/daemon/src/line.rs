@@ -119,50 +119,38 @@ pub struct LineFigures {
 pub type Counters = BTreeMap<&'static str, u64>;
 
 /// Why a line could not be opened or closed.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
-    /// Somebody listens on the socket already.
     #[error("another process listens on {}: choose another path", path.display())]
     AddressInUse {
-        /// The socket.
         path: PathBuf,
     },
-    /// The socket cannot be made in its directory.
     #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
     Directory {
-        /// The socket.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
-    /// A line has this name already.
     #[error(
         "a VM named {name:?} exists already: choose another name, or remove it with `ringdown vm rm {name}`"
     )]
     DuplicateName {
-        /// The name.
         name: String,
     },
-    /// A line has this context identifier already.
     #[error(
         "CID {cid} belongs to another VM already: choose another, or leave it out and one is assigned"
     )]
     DuplicateCid {
-        /// The context identifier.
         cid: u32,
     },
-    /// No line has this name.
     #[error("there is no VM named {name:?}: `ringdown vm ls` shows those that exist")]
     Unknown {
-        /// The name.
         name: String,
     },
-    /// As many look as may.
     #[error(
         "there are {MAX_CAPTURES} captures of lines already, which is the most: end one of them first"
     )]
     TooManyCaptures,
-    /// The system refused something else.
     #[error("the line could not be opened or closed: {0}")]
     Io(#[from] io::Error),
 }

@@ -95,39 +95,29 @@ pub struct MacStatus {
 }
 
 /// Why the data plane did not do what it was asked about a network.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    /// Somebody listens on the socket already.
     #[error("another process listens on {}: choose another path", path.display())]
     AddressInUse {
-        /// The socket.
         path: PathBuf,
     },
-    /// The socket cannot be made in its directory.
     #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
     Directory {
-        /// The socket.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
-    /// The uplink cannot be had.
     #[error("cannot use {device}: {error}; {remedy}")]
     Uplink {
         /// What it is to be.
         device: UplinkDevice,
-        /// What the system said.
         error: io::Error,
-        /// What to do.
         remedy: &'static str,
     },
-    /// There is no such network.
     #[error("there is no network named {network:?}: `ringdown net ls` shows those that exist")]
     UnknownNetwork {
-        /// Its full name.
         network: String,
     },
-    /// The VM has no port there.
     #[error(
         "VM {vm:?} has no port in the network {network:?}: `ringdown net show {network}` shows who has"
     )]
@@ -137,10 +127,8 @@ pub enum NetError {
         /// Full name of the VM.
         vm: String,
     },
-    /// The switch does not take it: a table is full, or an address is another's.
     #[error("{0}")]
     Refused(String),
-    /// The system refused something else.
     #[error("the network could not be changed: {0}")]
     Io(#[from] io::Error),
 }

@@ -12,15 +12,13 @@ use crate::in_force::{Hindrance, InForce};
 use crate::sandbox;
 
 /// Why a configuration did not come into force. Nothing has changed then.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
-    /// The configuration cannot be meant, or would change what cannot change.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// It cannot come into force.
     #[error(transparent)]
     Change(#[from] Hindrance),
-    /// A part of the daemon ended without an answer.
     #[error("the daemon dropped the request: see its log")]
     Lost,
 }

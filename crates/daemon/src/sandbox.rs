@@ -62,29 +62,23 @@ pub struct Options {
 }
 
 /// Why there is no sandbox. The daemon does not start then: a sandbox that was asked for and does not hold is worse than none.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// There are threads already, which would stay outside.
     #[error(
         "the sandbox would hold one of {count} threads only: this is a fault of ringdown's; start it with --sandbox=off"
     )]
     Threads {
-        /// How many there are.
         count: usize,
     },
-    /// The kernel does not know seccomp, or refuses it.
     #[error("cannot confine the daemon to its system calls: {0}; start it with --sandbox=off")]
     Calls(#[from] seccompiler::Error),
-    /// The filter cannot be made.
     #[error("cannot make a filter of system calls: {0}; start it with --sandbox=off")]
     Filter(#[from] seccompiler::BackendError),
-    /// Landlock refuses.
     #[error("cannot confine the daemon to its files: {0}; start it with --sandbox=off")]
     Files(#[from] landlock::RulesetError),
-    /// The process that starts programs does not come up.
     #[error("cannot start the process that starts the programs of services: {0}")]
     Starter(io::Error),
-    /// The threads cannot be counted.
     #[error(
         "cannot look at this process's threads in /proc: {0}; mount /proc, or start it with --sandbox=off"
     )]

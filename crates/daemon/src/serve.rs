@@ -51,48 +51,35 @@ const MAX_TOLD_FINDINGS: usize = 20;
 const READY_WAIT: Duration = Duration::from_secs(1);
 
 /// Why the daemon did not start, or ended otherwise than it was told to.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The configuration cannot be meant.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The runtime directory or the control socket is not as it should be.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
-    /// What is remembered of VMs is broken.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The configuration cannot come into force.
     #[error(transparent)]
     Change(#[from] Hindrance),
-    /// What is remembered of windows is broken.
     #[error(transparent)]
     Windows(#[from] WindowsError),
-    /// The sandbox does not hold.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
-    /// The service manager made another socket than the control socket.
     #[error(transparent)]
     HandedOver(#[from] HandedOverError),
-    /// The audit's file cannot be opened.
     #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
     Audit {
-        /// The file.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
-    /// The worker's thread ended by itself, so no byte would move any more.
     #[error(
         "the worker has ended unexpectedly: see the log for the cause, and start the daemon again"
     )]
     WorkerEnded,
-    /// The system refused something that the daemon cannot do without.
     #[error("cannot {what}: {error}")]
     System {
-        /// What was tried.
         what: &'static str,
-        /// What the system said.
         error: io::Error,
     },
 }

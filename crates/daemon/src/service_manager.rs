@@ -17,20 +17,17 @@ use crate::line::LineWorker;
 const BACKLOG: i32 = 4096;
 
 /// Why a socket that was handed over cannot be used.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum HandedOverError {
-    /// It is not the one socket that there is to be.
     #[error(
         "the service manager hands over {found}: have it listen at {} alone (ListenStream= in ringdown.socket)",
         expected.display()
     )]
     Other {
-        /// What there is.
         found: String,
-        /// What there should be.
         expected: PathBuf,
     },
-    /// The system refused something.
     #[error("cannot use the socket that the service manager hands over: {0}")]
     System(#[from] io::Error),
 }

@@ -93,17 +93,14 @@ pub struct LineConfig {
 }
 
 /// Why a line cannot be opened.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Error)]
 pub enum OpenLineError {
-    /// The name or the context identifier cannot be had.
     #[error(transparent)]
     Directory(#[from] AddLineError),
-    /// A socket cannot be listened on.
     #[error("cannot listen at {path}: {error}")]
     Socket {
-        /// Where.
         path: PathBuf,
-        /// Why.
         error: io::Error,
     },
 }

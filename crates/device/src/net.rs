@@ -85,59 +85,42 @@ pub struct NetPortConfig {
 }
 
 /// Why a network or a port cannot be had.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Error)]
 pub enum NetError {
-    /// There is one of that name.
     #[error("there is a network {0:?} already")]
     NetworkTaken(String),
-    /// There is none of that name.
     #[error("there is no network {0:?}")]
     NoNetwork(String),
-    /// The VM is in the network.
     #[error("VM {vm:?} has a port in network {network:?} already")]
     PortTaken {
-        /// The VM.
         vm: String,
-        /// The network.
         network: String,
     },
-    /// The VM is not in the network.
     #[error("VM {vm:?} has no port in network {network:?}")]
     NoPort {
-        /// The VM.
         vm: String,
-        /// The network.
         network: String,
     },
-    /// The bridge refuses the port.
     #[error(transparent)]
     Bridge(#[from] AddPortError),
-    /// The uplink cannot be had.
     #[error("cannot use {device:?}: {error}")]
     Uplink {
         /// What it is to be.
         device: UplinkDevice,
-        /// What the system said.
         error: io::Error,
     },
-    /// The network answers nothing.
     #[error("network {0:?} has no station")]
     NoStation(String),
-    /// What the network is to answer contradicts itself.
     #[error(transparent)]
     Station(#[from] l2::StationConfigError),
-    /// The hosts that the network is to know contradict each other.
     #[error(transparent)]
     Hosts(#[from] l2::HostError),
-    /// No more captures fit.
     #[error("there are {MAX_CAPTURES} captures already, which is the most: end one of them first")]
     TooManyCaptures,
-    /// The port's socket cannot be listened on.
     #[error("cannot listen at {path}: {error}")]
     Socket {
-        /// Where.
         path: PathBuf,
-        /// Why.
         error: io::Error,
     },
 }

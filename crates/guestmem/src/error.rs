@@ -7,16 +7,15 @@ use thiserror::Error;
 use crate::fault;
 
 /// Why a region cannot be had, or bytes not be copied.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// A region of no bytes.
     #[error("the region at guest address {guest_address:#x} has size zero")]
     EmptyRegion {
         /// Where it would have been.
         guest_address: u64,
     },
-    /// A region that wraps around the end of an address space.
     #[error("{size:#x} bytes from {start:#x} on do not fit into the address space")]
     AddressOverflow {
         /// The guest address, front-end address or file offset in question.
@@ -24,21 +23,17 @@ pub enum MemoryError {
         /// Size of the region in bytes.
         size: u64,
     },
-    /// A region that takes addresses of another one.
     #[error(
         "the region of {size:#x} bytes at {address:#x} overlaps the one of {other_size:#x} bytes at {other:#x}"
     )]
     Overlap {
         /// Start of the new region, in the kind of address that overlaps.
         address: u64,
-        /// Its size in bytes.
         size: u64,
         /// Start of the region that is there.
         other: u64,
-        /// Its size in bytes.
         other_size: u64,
     },
-    /// A region that is longer than its file.
     #[error("the region's file must have {needed:#x} bytes, and has {found:#x}")]
     FileTooShort {
         /// Offset plus size, in bytes.
@@ -46,22 +41,18 @@ pub enum MemoryError {
         /// Length of the file in bytes.
         found: u64,
     },
-    /// An offset that is not a multiple of the size of the file's pages.
     #[error(
         "the region starts at {offset:#x} in its file, which is not a multiple of the page size {page_len:#x}"
     )]
     MisalignedOffset {
-        /// The offset in bytes.
         offset: u64,
         /// The size of the file's pages in bytes.
         page_len: usize,
     },
-    /// A descriptor that is something else than a file: a device, a pipe, a socket.
     #[error(
         "the region's descriptor is not a regular file; use memory-backend-memfd or memory-backend-file with share=on"
     )]
     NotARegularFile,
-    /// A file whose pages may come from a disk, another process or another machine.
     #[error(
         "the region's file is on a file system (statfs type {kind:#x}) whose pages may have to be waited for, such as a disk's; use memory-backend-memfd, or a file on tmpfs (as /dev/shm is) or hugetlbfs"
     )]
@@ -69,34 +60,26 @@ pub enum MemoryError {
         /// What statfs(2) calls the file system.
         kind: u32,
     },
-    /// One region more than a memory may have.
     #[error("a guest may have at most {max} memory regions")]
     TooManyRegions {
-        /// The limit.
         max: usize,
     },
-    /// Regions with more bytes than a memory may have.
     #[error("a guest may have at most {} TiB in memory regions", max >> 40)]
     TooMuchMemory {
-        /// The limit in bytes.
         max: u64,
     },
-    /// Regions with more bytes than the process may have mapped.
     #[error(
         "this process would have more than {} TiB of memory regions mapped, the most it may have",
         max >> 40
     )]
     TooMuchMapped {
-        /// The limit in bytes.
         max: u64,
     },
-    /// One mapping more than the process may have.
     #[error(
         "this process has {} memory regions mapped, the most it may have",
         fault::MAX_MAPPINGS
     )]
     TooManyMappings,
-    /// Nothing to remove.
     #[error(
         "there is no region of {size:#x} bytes at guest address {guest_address:#x} and front-end address {frontend_address:#x}"
     )]
@@ -108,16 +91,13 @@ pub enum MemoryError {
         /// The front-end address asked for.
         frontend_address: u64,
     },
-    /// The system would not map the file.
     #[error("the region cannot be mapped: {0}")]
     Map(#[source] io::Error),
-    /// An address where the guest has no memory, or has none any more.
     #[error("guest address {address:#x} is in no memory region")]
     NotMapped {
         /// The first address without memory.
         address: u64,
     },
-    /// A list of ranges that ends before the bytes asked for.
     #[error("{wanted} bytes from offset {offset} on are wanted of ranges that have {found}")]
     RangesTooShort {
         /// Where the bytes start, counted from the start of the list.
@@ -127,13 +107,10 @@ pub enum MemoryError {
         /// How many bytes the ranges have altogether.
         found: usize,
     },
-    /// More pieces than one system call can take.
     #[error("a transfer may have at most {max} pieces")]
     TooManySegments {
-        /// The limit.
         max: usize,
     },
-    /// Pages of the guest are gone.
     #[error(
         "the file behind the guest's memory was truncated, or the machine reported a memory error"
     )]

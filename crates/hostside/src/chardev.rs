@@ -14,12 +14,11 @@ use rustix::net::SocketType;
 use runtime::directory::{RuntimeError, listen_privately};
 
 /// Why a socket for VMMs cannot be had.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It cannot be listened at.
     #[error(transparent)]
     Socket(#[from] RuntimeError),
-    /// The system refused something else.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -19,18 +19,15 @@ use api::AgentInfo;
 pub const MAX_HELLO_BYTES: usize = 2 * HEADER_LEN + MAX_MESSAGE_LEN + SECRET_LEN;
 
 /// Why a connection is not that of an agent.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
-    /// The connection ended, or broke.
     #[error("the connection broke: {0}")]
     Io(#[from] io::Error),
-    /// What came is not a frame.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// A frame came that is not a hello on the connection's own channel, or something came after it that is not the secret that was asked for.
     #[error("expected one hello, a secret if that was asked for, and nothing else")]
     NotAHello,
-    /// The agent speaks other versions of the protocol.
     #[error(
         "it supports versions {min} to {max} of the protocol, which this daemon does not support: install the agent of this release in the guest"
     )]
@@ -40,15 +37,12 @@ pub enum HelloError {
         /// The highest version that it speaks.
         max: u16,
     },
-    /// The agent itself says otherwise.
     #[error("the secret is not that of the guest's agent, so this was another program: {0}")]
     NotTaken(String),
-    /// The agent does not say whether it is its own, as when it has no place left for operations.
     #[error(
         "the guest's agent does not say whether the secret is its own: {0}; it calls again by itself"
     )]
     Unsaid(String),
-    /// The daemon's own hello exceeds a limit.
     #[error("the daemon's own hello cannot be sent: {0}")]
     Own(#[from] Invalid),
 }

@@ -169,76 +169,61 @@ pub fn slaac_address(prefix: Ipv6Addr, mac: MacAddress) -> Ipv6Addr {
 }
 
 /// What is wrong with a configuration.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StationConfigError {
-    /// The station's MAC address is for a group.
     #[error(
         "the MAC address of a station must be that of one machine: not zero, and the first byte even"
     )]
     Mac,
-    /// No host can have this address.
     #[error("{0} cannot be a station's address: expected one of a single host, such as 10.0.0.1")]
     Ipv4Address(Ipv4Addr),
-    /// A network of this size makes no sense.
     #[error("a network has a prefix of 8 to 30 bits, found {0}")]
     PrefixLen(u8),
-    /// An address is none of the network's.
     #[error("{0} is not the address of a host in {1}")]
     NotInNetwork(Ipv4Addr, String),
-    /// The pool is empty or too large.
     #[error("a pool has 1 to {MAX_POOL_ADDRESSES} addresses, the lowest first; found {0} to {1}")]
     Pool(Ipv4Addr, Ipv4Addr),
-    /// DHCP is part of IPv4.
     #[error(
         "DHCP, a gateway and a pool need an IPv4 address of the station: give it one, or leave them out"
     )]
     DhcpWithoutAddress,
-    /// This address has no prefix to advertise.
     #[error(
         "{0} cannot be a station's IPv6 address: expected a global or unique local one, such as fd00::1"
     )]
     Ipv6Address(Ipv6Addr),
-    /// There is no prefix.
     #[error(
         "to advertise a prefix the station needs an IPv6 address: give it one, or leave it out"
     )]
     AdvertisesWithoutAddress,
-    /// The search domain is none.
     #[error(
         "{0:?} is no domain: expected labels of letters, digits, '-' and '_' with dots between them, {MAX_DOMAIN_LEN} characters at most"
     )]
     Domain(String),
-    /// The MTU is below what the protocol requires.
     #[error("an MTU of {0} is too small: expected {1} or more")]
     Mtu(u16, u16),
-    /// The lease is too short.
     #[error("a lease of {0:?} is too short: expected {MIN_LEASE:?} or more")]
     Lease(Duration),
 }
 
 /// What is wrong with a list of hosts.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// DNS could not say this name.
     #[error("{0:?} is no name for a host: expected 1 to 63 letters, digits, '-' and '_'")]
     Name(String),
-    /// Two hosts have one name.
     #[error(
         "two hosts are called {0:?}: names and aliases must differ, also in more than upper and lower case"
     )]
     NameTwice(String),
-    /// Two hosts have one MAC address.
     #[error("{0:?} and another host have the same MAC address")]
     MacTwice(String),
-    /// Two hosts have one address, or it is the station's.
     #[error("{0:?} has an address that the station or another host has as well: {1}")]
     AddressTwice(String, core::net::IpAddr),
-    /// The address is none of the network's.
     #[error("{0:?} has the address {1}, which no host of this network can have")]
     Address(String, core::net::IpAddr),
-    /// The list is too long.
     #[error("a network has {MAX_HOSTS} hosts at most, found {0}")]
     TooMany(usize),
 }

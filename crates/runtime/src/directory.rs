@@ -21,17 +21,15 @@ mod others;
 pub use others::{close_to_others, give_to_group, open_to, operators, who_is_shut_out};
 
 /// Why a directory or a socket cannot be had.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    /// The directory is not there.
     #[error("the directory {} does not exist: create it with `mkdir -p {}`, or name another{}", path.display(), path.display(), by(option))]
     MissingDirectory {
-        /// The directory.
         path: PathBuf,
         /// The option that names another one.
         option: &'static str,
     },
-    /// There is something else of this name.
     #[error("{} is not a directory: name another{}", path.display(), by(option))]
     NotADirectory {
         /// What is not a directory.
@@ -39,55 +37,43 @@ pub enum RuntimeError {
         /// The option that names another one.
         option: &'static str,
     },
-    /// The directory may not be written by this user.
     #[error("uid {uid} has no permission to create sockets in {}: name a directory of its own{}", path.display(), by(option))]
     Unwritable {
-        /// The directory.
         path: PathBuf,
         /// The user that this process runs as.
         uid: u32,
         /// The option that names another one.
         option: &'static str,
     },
-    /// Another daemon owns the runtime directory.
     #[error(
         "another ringdown daemon{} serves {} already: use that one (`ringdown vm ls`), end it, or name another runtime directory with --runtime-dir",
         process(*pid),
         path.display()
     )]
     SecondDaemon {
-        /// The runtime directory.
         path: PathBuf,
         /// The other daemon's process, if it is known.
         pid: Option<u32>,
     },
-    /// Another process listens on the socket.
     #[error("another program listens on {}: end it, or choose another path", path.display())]
     InUse {
-        /// The socket.
         path: PathBuf,
     },
-    /// A file, a directory or something else stands where the socket should be.
     #[error("{} exists and is not a socket: remove it, or choose another path", path.display())]
     NotASocket {
-        /// What stands there.
         path: PathBuf,
     },
-    /// The runtime directory would have to be opened to others, and another program decides about it.
     #[error(
         "[control] lets others use the control socket, and they cannot pass through {}, whose mode ({mode:04o}) the daemon has not set and leaves alone: \
          name a directory with --runtime-dir that the daemon makes itself, or let them pass with `{remedy}`",
         path.display()
     )]
     NotOursToOpen {
-        /// The directory.
         path: PathBuf,
-        /// Its mode.
         mode: u32,
         /// What its owner can do.
         remedy: String,
     },
-    /// A group cannot be given a socket, or the directory of sockets.
     #[error(
         "cannot let the group {gid} use {}: {error}; start the daemon as a member of that group (SupplementaryGroups={gid} in \
          ringdown.service), or as root, or take the group out of [control]",
@@ -96,19 +82,15 @@ pub enum RuntimeError {
     NotForGroup {
         /// The socket or the directory.
         path: PathBuf,
-        /// The group.
         gid: u32,
-        /// What the system said.
         error: io::Error,
     },
-    /// The system refused something else.
     #[error("{what} {}: {error}", path.display())]
     System {
         /// What was tried, in words.
         what: &'static str,
         /// What it was tried on.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
 }

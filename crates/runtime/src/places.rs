@@ -33,12 +33,11 @@ pub struct Limits {
 }
 
 /// There is no place for one more.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoPlace {
-    /// That user has as many as one may.
     #[error("user {0} has {of_user} {what}, the most for one user: {remedy}", of_user = .1.of_user, what = .1.what, remedy = .1.remedy)]
     OfUser(u32, Limits),
-    /// All of that class have as many as they may.
     #[error("{class} have {of_class} {what}, the most for all of them together: {remedy}", class = class(*.0), of_class = .1.of_class, what = .1.what, remedy = .1.remedy)]
     OfClass(Whose, Limits),
 }

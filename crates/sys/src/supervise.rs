@@ -132,12 +132,11 @@ pub struct Supervision<'a> {
 }
 
 /// Why a program was not started.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// It cannot be supervised: the system's reason. `EBUSY`: this process is itself supervised.
     #[error("the program cannot be supervised: {0}")]
     Supervision(#[source] io::Error),
-    /// There is no such program, or it cannot be executed.
     #[error("{0}")]
     Program(#[source] io::Error),
 }

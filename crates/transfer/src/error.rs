@@ -5,18 +5,15 @@ use std::io;
 use wire::agent::{DecodeError, ErrorKind, ErrorReport, Invalid};
 
 /// Why a transfer ended before everything was dealt with.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum Stop {
-    /// The connection is gone. On another one the transfer can go on.
     #[error("the connection broke: {0}")]
     Broken(io::Error),
-    /// The other side said why.
     #[error("{}", .0.message)]
     Reported(ErrorReport),
-    /// This side cannot go on, and sends the reason to the other.
     #[error("{}", .0.message)]
     Failed(ErrorReport),
-    /// It was cancelled.
     #[error("interrupted")]
     Cancelled,
 }

@@ -13,20 +13,16 @@ use crate::share::{Origin, PREPAID, Shares};
 use crate::{Counters, Limits, Reason, Side};
 
 /// Why a line cannot be added.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AddLineError {
-    /// The context identifier is reserved.
     #[error("CID {0} is reserved; a VM's CID is from 3 to 4294967294")]
     ReservedCid(u32),
-    /// The context identifier is taken.
     #[error("CID {cid} already belongs to VM \"{name}\"")]
     CidTaken {
-        /// The identifier.
         cid: u32,
-        /// Who has it.
         name: String,
     },
-    /// The name is taken.
     #[error("there is already a VM named \"{0}\"")]
     NameTaken(String),
 }

@@ -48,15 +48,13 @@ use standing::Standing;
 pub use qmp::port_name;
 
 /// Why a VM's windows are not there.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum WindowsError {
-    /// The directory is not as it should be.
     #[error(transparent)]
     Directory(#[from] RuntimeError),
-    /// What is remembered of windows is broken, or cannot be written.
     #[error(transparent)]
     Record(#[from] StateError),
-    /// A window cannot be made.
     #[error(
         "cannot make a window{} of {len} bytes: {error}; make room, or have fewer or smaller ones",
         path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default()
@@ -64,9 +62,7 @@ pub enum WindowsError {
     File {
         /// Its path, if it has one.
         path: Option<PathBuf>,
-        /// Its length.
         len: u64,
-        /// What the system said.
         error: io::Error,
     },
 }

@@ -19,13 +19,10 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 /// Why a dial came to nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// There is no daemon to ask, or no such VM.
     #[error("{0}")]
     Unreachable(String),
-    /// The host socket takes others, and not this user.
     #[error("no permission to connect to the VM's host socket: {0}")]
     Denied(String),
-    /// The program is not of the user who runs it any more.
     #[error(
         "the program does not run as {own}, the user of `ringdown run`: start `ringdown run` as the program's user"
     )]
@@ -33,16 +30,12 @@ pub enum DialError {
         /// The user of this process.
         own: u32,
     },
-    /// The daemon or the guest said no.
     #[error("refused: {0}")]
     Refused(String),
-    /// It took too long.
     #[error("no answer in time")]
     TimedOut,
-    /// The socket is connected.
     #[error("the socket is connected already")]
     Connected,
-    /// The system said no.
     #[error("{0}")]
     System(#[from] Errno),
 }

@@ -14,46 +14,33 @@ use crate::guest::access_remedy;
 /// Why a request got no answer, or one that says no.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// No process listens on the control socket.
     #[error(
         "no daemon serves {}: start it with {}, or name its directory with --runtime-dir",
         runtime_dir.display(),
         how_to_start(runtime_dir)
     )]
     NoDaemon {
-        /// The runtime directory.
         runtime_dir: PathBuf,
     },
-    /// The daemon belongs to another user.
     #[error("no permission to use the daemon's control socket {}: {}", socket.display(), access_remedy(socket))]
     Denied {
-        /// The control socket.
         socket: PathBuf,
     },
-    /// The daemon said no.
     #[error("{}", .0.detail)]
     Problem(Box<Problem>),
-    /// The daemon took too long.
     #[error("the daemon at {} does not answer: see its log, or end it and start it again", socket.display())]
     Silent {
-        /// The control socket.
         socket: PathBuf,
     },
-    /// The daemon went away with the question.
     #[error("the daemon at {} hung up without an answer: it was stopped at that moment, or has failed; see its log", socket.display())]
     HungUp {
-        /// The control socket.
         socket: PathBuf,
     },
-    /// What came back is not an answer of the control API.
     #[error("the daemon at {} did not answer as expected: {what}", socket.display())]
     Broken {
-        /// The control socket.
         socket: PathBuf,
-        /// What was wrong.
         what: String,
     },
-    /// This process could not ask.
     #[error("cannot ask the daemon: {0}")]
     System(#[from] io::Error),
 }

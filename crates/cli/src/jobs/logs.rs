@@ -54,10 +54,8 @@ pub enum Style {
 /// Why a log ended before its end.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The guest did not give it.
     #[error(transparent)]
     Guest(#[from] GuestError),
-    /// It cannot be written out.
     #[error("cannot write the log: {0}")]
     Output(io::Error),
 }

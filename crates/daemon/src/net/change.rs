@@ -44,12 +44,11 @@ pub struct NetFault {
 }
 
 /// What stands in the way of a network or a port.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum NetFaultCause {
-    /// A directory or a socket is not as it should be.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
-    /// The data plane refuses.
     #[error(transparent)]
     Net(#[from] NetError),
 }

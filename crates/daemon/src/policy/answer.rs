@@ -31,43 +31,35 @@ fn first_of(all: &[String]) -> Option<String> {
 }
 
 /// Why a question has no answer.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// The words mean nothing.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// What a program of the host does not call through Ringdown.
     #[error(
         "{to:?} is not a VM, and a program of the host calls VMs alone through Ringdown: ask about a VM"
     )]
     NotThroughUs {
-        /// Who was asked about.
         to: String,
     },
-    /// An address, or a name, that cannot be one.
     #[error(transparent)]
     NoAddress(InputError),
-    /// A callee that has no port of its own.
     #[error("the port is missing: give the port that is called; only a service has one of its own")]
     NoPort,
-    /// No VM has this name.
     #[error(
         "there is no VM named {name:?}{}: add it, or ask about one that exists",
         did_you_mean(nearest)
     )]
     UnknownVm {
-        /// The name.
         name: String,
         /// One that exists and may be meant.
         nearest: Option<String>,
     },
-    /// No service has this name.
     #[error(
         "there is no service named {name:?}{}: ask about one that exists",
         did_you_mean(nearest)
     )]
     UnknownService {
-        /// The name.
         name: String,
         /// One that exists and may be meant.
         nearest: Option<String>,

@@ -34,12 +34,11 @@ pub struct CaptureFilter {
 }
 
 /// Why a capture cannot begin.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CaptureError {
-    /// No line has this name.
     #[error("there is no VM named {0:?}")]
     NoLine(String),
-    /// There are as many as there may be.
     #[error("there are {MAX_CAPTURES} captures already, which is the most: end one of them first")]
     TooMany,
 }

@@ -80,19 +80,14 @@ pub(super) struct Scratch {
 /// Why a frame did not arrive.
 #[derive(Debug, Error)]
 pub(super) enum Undelivered {
-    /// There are no buffers for it.
     #[error("the guest has too few buffers posted")]
     NoBuffers,
-    /// As many buffers as one frame may take do not hold this one.
     #[error("the guest's buffers are too small for a frame")]
     SmallBuffers,
-    /// The guest breaks the rules of its ring.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// One of the memories is gone.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The sender has changed the frame behind its headers.
     #[error(transparent)]
     Frame(#[from] WrongFrame),
 }

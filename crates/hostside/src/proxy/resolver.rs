@@ -19,15 +19,13 @@ pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 const HOSTS: &str = "/etc/hosts";
 
 /// Why a name has no addresses.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
-    /// Nobody knows the name.
     #[error("this name does not exist")]
     Unknown,
-    /// Those who would know did not answer.
     #[error("the name was not resolved in time")]
     TimedOut,
-    /// Its addresses are written down, for other ports alone.
     #[error("{0}")]
     NotForPort(String),
 }

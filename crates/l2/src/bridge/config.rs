@@ -260,9 +260,9 @@ impl Rates {
 }
 
 /// Why a port cannot be as its operator wants it.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AddPortError {
-    /// The network is full.
     #[error(
         "the network has {ports_max} ports, as many as it may: remove one first, or add a network"
     )]
@@ -270,54 +270,38 @@ pub enum AddPortError {
         /// As many as it may have.
         ports_max: u16,
     },
-    /// The bounds of all ports do not fit the network's.
     #[error(
         "{wanted} learned addresses are wanted and {free} of the network's {learned_max} are free: give this port or others fewer"
     )]
     TooManyAddresses {
-        /// By this port.
         wanted: u32,
         /// Not reserved by other ports.
         free: u32,
-        /// The network's bound.
         learned_max: u32,
     },
-    /// Neither an address nor room to learn one: it would never get a frame.
     #[error("a port needs an address of its own, or to learn at least one")]
     NoAddress,
-    /// An address that no interface can have.
     #[error("{0} is no address of one interface: groups and zero are not")]
     InvalidMac(MacAddress),
-    /// An address that no host can have.
     #[error("{0} is no address of one host")]
     InvalidAddress(IpAddr),
-    /// Another port has it.
     #[error("{mac} is the address of another port already")]
     MacTaken {
-        /// The address.
         mac: MacAddress,
-        /// Who has it.
         port: PortId,
     },
-    /// Another port has it in this VLAN.
     #[error("{address} is the address of another port in this VLAN already")]
     AddressTaken {
-        /// The address.
         address: IpAddr,
-        /// Who has it.
         port: PortId,
     },
-    /// More of something than the port can have.
     #[error("{count} {what} are wanted, a port can have {max}")]
     TooMany {
-        /// Of what.
         what: &'static str,
-        /// How many are wanted.
         count: usize,
         /// How many there may be.
         max: usize,
     },
-    /// No port has this number.
     #[error("there is no such port")]
     NoSuchPort,
 }

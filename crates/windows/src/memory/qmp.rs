@@ -44,42 +44,33 @@ fn memory_name(window: &str) -> String {
 }
 
 /// Why a VMM did not do what it was asked.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// There is no QMP server, or it is busy.
     #[error(
         "cannot connect to QEMU's control socket {}: {error}; start QEMU with `-qmp unix:{},server=on,wait=off`, and leave it to this daemon alone",
         path.display(), path.display()
     )]
     Connect {
-        /// The socket.
         path: PathBuf,
-        /// What the system said.
         error: io::Error,
     },
-    /// The conversation broke off.
     #[error("QEMU's control socket: {0}")]
     Broken(#[from] io::Error),
-    /// Nothing came in time.
     #[error(
         "QEMU sent nothing at its control socket for {} s: another client may hold it, so give the daemon one of its own",
         TIMEOUT.as_secs()
     )]
     Timeout,
-    /// It is no control socket of QEMU's, or does not keep to its protocol.
     #[error("expected {expected} from QEMU's control socket, found {found}")]
     Unexpected {
-        /// What should have come.
         expected: &'static str,
         /// What came, the beginning of it.
         found: String,
     },
-    /// It says no.
     #[error("QEMU refuses {command}: {words}")]
     Refused {
-        /// What it was asked.
         command: &'static str,
-        /// What it says.
         words: String,
     },
 }

@@ -57,18 +57,15 @@ pub struct Lent {
 }
 
 /// Why there is no window. The circuit goes on as a stream then.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum NoWindow {
-    /// The VM, or one of the two, has no windows of this sort.
     #[error("there are no windows for these two")]
     None,
-    /// All are in use, belong to another user, or are not there yet.
     #[error("no window is free")]
     Busy,
-    /// The ring that was asked for is smaller than any that a window can have.
     #[error("the ring asked for is too small")]
     TooSmall,
-    /// It could not be made, zeroed or added to the VM; the log says why.
     #[error("a window could not be made")]
     Failed,
 }

@@ -12,22 +12,17 @@ use super::{Bound, Listener};
 use runtime::directory::{RuntimeError, check_socket, remove_stale_socket};
 
 /// Why a port cannot be published.
+#[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
-    /// The address is none, or cannot be had.
     #[error("{}; {}", self.what(), self.remedy())]
     Listen {
-        /// The published port.
         name: String,
-        /// The address.
         address: String,
-        /// What the system said.
         error: io::Error,
     },
-    /// The UNIX socket cannot be had.
     #[error("{}", self.what())]
     Socket {
-        /// The published port.
         name: String,
         /// What stands in the way.
         error: RuntimeError,
