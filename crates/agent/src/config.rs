@@ -40,10 +40,7 @@ const THRESHOLD_MS: std::ops::RangeInclusive<i64> = 10..=86_400_000;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read the configuration {}: {source}", path.display())]
-    Read {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     #[error("the configuration {} is refused: {what}", path.display())]
     Refused {
         path: PathBuf,

@@ -33,15 +33,9 @@ pub enum InstallError {
     #[error("{} is not a Linux program (an ELF file was expected): name the agent's binary with --binary", .0.display())]
     NoProgram(PathBuf),
     #[error("cannot run {program}: {source}")]
-    Ssh {
-        program: String,
-        source: io::Error,
-    },
+    Ssh { program: String, source: io::Error },
     #[error("the installation at {destination} failed: {what}")]
-    Failed {
-        destination: String,
-        what: String,
-    },
+    Failed { destination: String, what: String },
 }
 
 /// Where and how.

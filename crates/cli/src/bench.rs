@@ -105,10 +105,7 @@ impl Kind {
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     #[error("VM {vm:?}: {source}")]
-    Guest {
-        vm: String,
-        source: GuestError,
-    },
+    Guest { vm: String, source: GuestError },
     #[error(
         "no rule lets VM {from:?} call VM {to:?} at port {port}: start the daemon with --allow from={from},to={to},port=*, \
          or add to its configuration file [[allow]] from = {from:?}, to = {to:?}, port = \"*\"; for a rule with a single port, \

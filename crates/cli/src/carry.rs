@@ -66,10 +66,7 @@ const WATCHED: [Watched; 4] = [
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error("cannot run {program:?}: {source}{}", hint(source))]
-    Spawn {
-        program: String,
-        source: SpawnError,
-    },
+    Spawn { program: String, source: SpawnError },
     #[error("cannot {what}: {source}")]
     Local {
         /// What it could not do.

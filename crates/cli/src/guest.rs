@@ -29,14 +29,9 @@ pub(crate) use timed::{Deadline, Timed};
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     #[error("cannot connect to the VM's host socket {}: {source}; is `ringdown serve` running with this VM?", path.display())]
-    Connect {
-        path: PathBuf,
-        source: io::Error,
-    },
+    Connect { path: PathBuf, source: io::Error },
     #[error("no permission to connect to the VM's host socket {}: {}", path.display(), access_remedy(path))]
-    Denied {
-        path: PathBuf,
-    },
+    Denied { path: PathBuf },
     #[error(
         "the guest's agent cannot be reached: {reason}; is ringdown-agent running in the guest?"
     )]

@@ -18,10 +18,7 @@ pub enum ConfigError {
         error: InputError,
     },
     #[error("cannot read the configuration file {}: {error}; check the path, or leave --config out", path.display())]
-    Unreadable {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Unreadable { path: PathBuf, error: io::Error },
 }
 
 impl From<Written<InputError>> for ConfigError {

@@ -29,15 +29,9 @@ pub enum StateError {
         without_it: &'static str,
     },
     #[error("cannot read the state file {}: {error}", path.display())]
-    Unreadable {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Unreadable { path: PathBuf, error: io::Error },
     #[error("cannot write the state file {}: {error}; make room, or name another directory with state-dir", path.display())]
-    Unwritable {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Unwritable { path: PathBuf, error: io::Error },
 }
 
 impl StateFile {

@@ -39,9 +39,7 @@ pub enum ControlError {
         nearest: Option<String>,
     },
     #[error("there is no circuit {id:?}, or not any more: `ringdown ls` shows those that exist")]
-    UnknownCircuit {
-        id: String,
-    },
+    UnknownCircuit { id: String },
     #[error(transparent)]
     State(#[from] StateError),
     #[error(transparent)]
@@ -51,10 +49,7 @@ pub enum ControlError {
     #[error("{}{}", .0, after_a_change(.0))]
     Ask(#[from] AskError),
     #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
-    AuditFile {
-        path: PathBuf,
-        error: io::Error,
-    },
+    AuditFile { path: PathBuf, error: io::Error },
     #[error("cannot open the audit's file anew: {0}; the old one stays in use")]
     Audit(io::Error),
     #[error(

@@ -123,30 +123,19 @@ pub type Counters = BTreeMap<&'static str, u64>;
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
     #[error("another process listens on {}: choose another path", path.display())]
-    AddressInUse {
-        path: PathBuf,
-    },
+    AddressInUse { path: PathBuf },
     #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
-    Directory {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Directory { path: PathBuf, error: io::Error },
     #[error(
         "a VM named {name:?} exists already: choose another name, or remove it with `ringdown vm rm {name}`"
     )]
-    DuplicateName {
-        name: String,
-    },
+    DuplicateName { name: String },
     #[error(
         "CID {cid} belongs to another VM already: choose another, or leave it out and one is assigned"
     )]
-    DuplicateCid {
-        cid: u32,
-    },
+    DuplicateCid { cid: u32 },
     #[error("there is no VM named {name:?}: `ringdown vm ls` shows those that exist")]
-    Unknown {
-        name: String,
-    },
+    Unknown { name: String },
     #[error(
         "there are {MAX_CAPTURES} captures of lines already, which is the most: end one of them first"
     )]

@@ -99,14 +99,9 @@ pub struct MacStatus {
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
     #[error("another process listens on {}: choose another path", path.display())]
-    AddressInUse {
-        path: PathBuf,
-    },
+    AddressInUse { path: PathBuf },
     #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
-    Directory {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Directory { path: PathBuf, error: io::Error },
     #[error("cannot use {device}: {error}; {remedy}")]
     Uplink {
         /// What it is to be.
@@ -115,9 +110,7 @@ pub enum NetError {
         remedy: &'static str,
     },
     #[error("there is no network named {network:?}: `ringdown net ls` shows those that exist")]
-    UnknownNetwork {
-        network: String,
-    },
+    UnknownNetwork { network: String },
     #[error(
         "VM {vm:?} has no port in the network {network:?}: `ringdown net show {network}` shows who has"
     )]

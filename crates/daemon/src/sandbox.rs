@@ -68,9 +68,7 @@ pub enum SandboxError {
     #[error(
         "the sandbox would hold one of {count} threads only: this is a fault of ringdown's; start it with --sandbox=off"
     )]
-    Threads {
-        count: usize,
-    },
+    Threads { count: usize },
     #[error("cannot confine the daemon to its system calls: {0}; start it with --sandbox=off")]
     Calls(#[from] seccompiler::Error),
     #[error("cannot make a filter of system calls: {0}; start it with --sandbox=off")]

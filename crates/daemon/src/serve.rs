@@ -69,10 +69,7 @@ pub enum ServeError {
     #[error(transparent)]
     HandedOver(#[from] HandedOverError),
     #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
-    Audit {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Audit { path: PathBuf, error: io::Error },
     #[error(
         "the worker has ended unexpectedly: see the log for the cause, and start the daemon again"
     )]

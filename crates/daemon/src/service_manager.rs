@@ -24,10 +24,7 @@ pub enum HandedOverError {
         "the service manager hands over {found}: have it listen at {} alone (ListenStream= in ringdown.socket)",
         expected.display()
     )]
-    Other {
-        found: String,
-        expected: PathBuf,
-    },
+    Other { found: String, expected: PathBuf },
     #[error("cannot use the socket that the service manager hands over: {0}")]
     System(#[from] io::Error),
 }

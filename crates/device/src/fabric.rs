@@ -99,10 +99,7 @@ pub enum OpenLineError {
     #[error(transparent)]
     Directory(#[from] AddLineError),
     #[error("cannot listen at {path}: {error}")]
-    Socket {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Socket { path: PathBuf, error: io::Error },
 }
 
 /// Takes a call for the daemon itself. It must not block; `false` refuses the call.

@@ -86,6 +86,8 @@ pub(crate) struct LineIo {
     pub(crate) draining: bool,
     /// Whether the guest has been left without the wish to be notified of what it sends.
     pub(crate) unarmed: bool,
+    /// In how many turns there was nothing since.
+    pub(crate) vain_looks: u8,
 }
 
 impl LineIo {
@@ -129,6 +131,7 @@ impl LineIo {
             woken: false,
             draining: false,
             unarmed: false,
+            vain_looks: 0,
         }
     }
 

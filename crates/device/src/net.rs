@@ -93,15 +93,9 @@ pub enum NetError {
     #[error("there is no network {0:?}")]
     NoNetwork(String),
     #[error("VM {vm:?} has a port in network {network:?} already")]
-    PortTaken {
-        vm: String,
-        network: String,
-    },
+    PortTaken { vm: String, network: String },
     #[error("VM {vm:?} has no port in network {network:?}")]
-    NoPort {
-        vm: String,
-        network: String,
-    },
+    NoPort { vm: String, network: String },
     #[error(transparent)]
     Bridge(#[from] AddPortError),
     #[error("cannot use {device:?}: {error}")]
@@ -119,10 +113,7 @@ pub enum NetError {
     #[error("there are {MAX_CAPTURES} captures already, which is the most: end one of them first")]
     TooManyCaptures,
     #[error("cannot listen at {path}: {error}")]
-    Socket {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Socket { path: PathBuf, error: io::Error },
 }
 
 /// One network.

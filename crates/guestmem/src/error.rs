@@ -61,20 +61,14 @@ pub enum MemoryError {
         kind: u32,
     },
     #[error("a guest may have at most {max} memory regions")]
-    TooManyRegions {
-        max: usize,
-    },
+    TooManyRegions { max: usize },
     #[error("a guest may have at most {} TiB in memory regions", max >> 40)]
-    TooMuchMemory {
-        max: u64,
-    },
+    TooMuchMemory { max: u64 },
     #[error(
         "this process would have more than {} TiB of memory regions mapped, the most it may have",
         max >> 40
     )]
-    TooMuchMapped {
-        max: u64,
-    },
+    TooMuchMapped { max: u64 },
     #[error(
         "this process has {} memory regions mapped, the most it may have",
         fault::MAX_MAPPINGS
@@ -108,9 +102,7 @@ pub enum MemoryError {
         found: usize,
     },
     #[error("a transfer may have at most {max} pieces")]
-    TooManySegments {
-        max: usize,
-    },
+    TooManySegments { max: usize },
     #[error(
         "the file behind the guest's memory was truncated, or the machine reported a memory error"
     )]

@@ -56,13 +56,9 @@ pub enum RuntimeError {
         pid: Option<u32>,
     },
     #[error("another program listens on {}: end it, or choose another path", path.display())]
-    InUse {
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
     #[error("{} exists and is not a socket: remove it, or choose another path", path.display())]
-    NotASocket {
-        path: PathBuf,
-    },
+    NotASocket { path: PathBuf },
     #[error(
         "[control] lets others use the control socket, and they cannot pass through {}, whose mode ({mode:04o}) the daemon has not set and leaves alone: \
          name a directory with --runtime-dir that the daemon makes itself, or let them pass with `{remedy}`",

@@ -11,9 +11,7 @@ pub enum WindowError {
     #[error(
         "a ring of {found} bytes: expected a power of two from {MIN_RING_LEN} to {MAX_RING_LEN}"
     )]
-    RingLen {
-        found: u64,
-    },
+    RingLen { found: u64 },
     #[error(
         "a window whose pages have {found} bytes: expected a power of two from {least} to {MAX_PAGE_LEN}"
     )]
@@ -23,23 +21,15 @@ pub enum WindowError {
         least: u64,
     },
     #[error("generation {found}: expected 1 to 2^56 - 1")]
-    Generation {
-        found: u64,
-    },
+    Generation { found: u64 },
     #[error(
         "the window needs {needed} bytes from its offset on and its file has {found}: make the file larger, or the rings smaller"
     )]
-    FileTooShort {
-        needed: u64,
-        found: u64,
-    },
+    FileTooShort { needed: u64, found: u64 },
     #[error(
         "the window begins at {offset} in its file: expected a multiple of {page_len}, the size of its pages"
     )]
-    Misaligned {
-        offset: u64,
-        page_len: usize,
-    },
+    Misaligned { offset: u64, page_len: usize },
     #[error(
         "the window's {field} is {found:#x}, expected {expected:#x}: this is another window, or another life of it"
     )]
@@ -53,9 +43,7 @@ pub enum WindowError {
     #[error("the window could not be mapped: {0}")]
     Map(#[source] std::io::Error),
     #[error("{max} windows and regions are mapped in this process, which is the most: close some")]
-    TooManyMappings {
-        max: usize,
-    },
+    TooManyMappings { max: usize },
 }
 
 /// What ends a circuit.
@@ -84,9 +72,7 @@ pub enum CircuitError {
     #[error(
         "the peer's state is {found:#x}, which does not exist: it broke the rules, and the circuit ends"
     )]
-    State {
-        found: u64,
-    },
+    State { found: u64 },
     #[error("{asked} bytes at once, of which at most {most} can be: {hint}")]
     TooLong {
         /// What was asked for, in bytes.

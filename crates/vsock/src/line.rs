@@ -19,10 +19,7 @@ pub enum AddLineError {
     #[error("CID {0} is reserved; a VM's CID is from 3 to 4294967294")]
     ReservedCid(u32),
     #[error("CID {cid} already belongs to VM \"{name}\"")]
-    CidTaken {
-        cid: u32,
-        name: String,
-    },
+    CidTaken { cid: u32, name: String },
     #[error("there is already a VM named \"{0}\"")]
     NameTaken(String),
 }

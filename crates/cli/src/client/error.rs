@@ -19,28 +19,17 @@ pub enum ClientError {
         runtime_dir.display(),
         how_to_start(runtime_dir)
     )]
-    NoDaemon {
-        runtime_dir: PathBuf,
-    },
+    NoDaemon { runtime_dir: PathBuf },
     #[error("no permission to use the daemon's control socket {}: {}", socket.display(), access_remedy(socket))]
-    Denied {
-        socket: PathBuf,
-    },
+    Denied { socket: PathBuf },
     #[error("{}", .0.detail)]
     Problem(Box<Problem>),
     #[error("the daemon at {} does not answer: see its log, or end it and start it again", socket.display())]
-    Silent {
-        socket: PathBuf,
-    },
+    Silent { socket: PathBuf },
     #[error("the daemon at {} hung up without an answer: it was stopped at that moment, or has failed; see its log", socket.display())]
-    HungUp {
-        socket: PathBuf,
-    },
+    HungUp { socket: PathBuf },
     #[error("the daemon at {} did not answer as expected: {what}", socket.display())]
-    Broken {
-        socket: PathBuf,
-        what: String,
-    },
+    Broken { socket: PathBuf, what: String },
     #[error("cannot ask the daemon: {0}")]
     System(#[from] io::Error),
 }

@@ -33,38 +33,26 @@ pub enum InputError {
         reserved_cid(cid),
         CID_ANY - 1
     )]
-    Cid {
-        cid: String,
-    },
+    Cid { cid: String },
     #[error("{port} is not a port: use a number from 0 to {}", u32::MAX - 1)]
-    Port {
-        port: String,
-    },
+    Port { port: String },
     #[error(
         "{port} is not a port or a range of ports: write a number from 0 to {}, a range as \"8000-8999\", or \"*\" for any; several are a list in the file: [80, \"8000-8999\"]",
         u32::MAX - 1
     )]
-    Ports {
-        port: String,
-    },
+    Ports { port: String },
     #[error(
         "the path {} has {} bytes, and a socket's path may have {MAX_SOCKET_PATH_LEN}: choose a shorter one",
         path.display(),
         path.as_os_str().len()
     )]
-    PathTooLong {
-        path: PathBuf,
-    },
+    PathTooLong { path: PathBuf },
     #[error(
         "{path:?} is not a path for a socket: give the path of a file, in UTF-8, in a directory that exists"
     )]
-    NotAPath {
-        path: PathBuf,
-    },
+    NotAPath { path: PathBuf },
     #[error("the path {} is relative: give it from the root, as in /run/ringdown/web.sock", path.display())]
-    RelativePath {
-        path: PathBuf,
-    },
+    RelativePath { path: PathBuf },
     #[error(
         "{key} cannot be {value}: use a whole number from {least} to {most}, or leave it out for the default"
     )]
@@ -78,9 +66,7 @@ pub enum InputError {
         most: u64,
     },
     #[error("there is a VM named {name:?} already: give each VM a name of its own")]
-    DuplicateName {
-        name: String,
-    },
+    DuplicateName { name: String },
     #[error("{what} {name:?} is there already: give each a name of its own, or remove one")]
     Duplicate {
         /// What it is, in words.
@@ -154,21 +140,15 @@ pub enum InputError {
         example: &'static str,
     },
     #[error("the key {key:?} is given twice: remove one")]
-    RepeatedKey {
-        key: String,
-    },
+    RepeatedKey { key: String },
     #[error(
         "\"hybrid\" names the socket of a VMM that has a vsock device of its own, so \"{key}\" has no meaning beside it: leave one of them out"
     )]
-    BesideHybrid {
-        key: &'static str,
-    },
+    BesideHybrid { key: &'static str },
     #[error(
         "\"serial\" is for a guest without vsock, so \"{key}\" has no meaning beside it: leave one of them out"
     )]
-    BesideSerial {
-        key: &'static str,
-    },
+    BesideSerial { key: &'static str },
     #[error("{found:?} is not a number and size of windows: write it like \"4x16M\", {expected}")]
     Windows {
         /// What was found, the beginning of it.
@@ -224,14 +204,9 @@ pub enum InputError {
     #[error(
         "{key:?} is an empty list: write at least one entry, or remove the table that it is in"
     )]
-    EmptyList {
-        key: &'static str,
-    },
+    EmptyList { key: &'static str },
     #[error("port {port} of the host is Ringdown's own ({what}): choose another")]
-    OwnPort {
-        port: u32,
-        what: &'static str,
-    },
+    OwnPort { port: u32, what: &'static str },
     #[error("the system knows no {what} {name:?}: check its name, or write its number")]
     UnknownUser {
         /// `user` or `group of users`.
@@ -256,9 +231,7 @@ pub enum InputError {
     #[error(
         "{host:?} is not the name of a host: write it as DNS has it, in quotes, as in \"deb.example\" = \"192.0.2.1\""
     )]
-    HostName {
-        host: String,
-    },
+    HostName { host: String },
     #[error(
         "the name of a host needs quotes: write \"{host}\" = …, since TOML reads dots outside of quotes as tables in tables"
     )]
@@ -269,9 +242,7 @@ pub enum InputError {
     #[error(
         "{address:?} is not an address: write it as in 192.0.2.1 or 2001:db8::1, or with a port as in 192.0.2.1:80 or [2001:db8::1]:80"
     )]
-    HostAddress {
-        address: String,
-    },
+    HostAddress { address: String },
     #[error("too many {what}: at most {limit} are possible")]
     TooMany {
         /// What there is too much of.
@@ -281,17 +252,11 @@ pub enum InputError {
     #[error(
         "{key:?} of VM {vm:?} cannot change while the VM is there: put it back, or remove the VM with `ringdown vm rm {vm}` first"
     )]
-    Fixed {
-        key: &'static str,
-        vm: String,
-    },
+    Fixed { key: &'static str, vm: String },
     #[error(
         "{key:?} of the network {network:?} cannot change while the network is there: put it back, or give the network another name"
     )]
-    FixedOfNetwork {
-        key: &'static str,
-        network: String,
-    },
+    FixedOfNetwork { key: &'static str, network: String },
     #[error(
         "there is no network named {name:?} in the domain {domain:?}{known}add a [[network]] with this name to the configuration, or `--network {name}` to `ringdown serve`"
     )]
@@ -304,35 +269,24 @@ pub enum InputError {
     #[error(
         "the network {network:?} has no address left for this VM: give it more with ipv4 = \"…/16\", or a smaller pool"
     )]
-    NetworkFull {
-        network: String,
-    },
+    NetworkFull { network: String },
     #[error(
         "{key:?} cannot change while the daemon runs: put it back to {was:?}, or start the daemon anew"
     )]
-    FixedSetting {
-        key: &'static str,
-        was: String,
-    },
+    FixedSetting { key: &'static str, was: String },
     #[error(
         "the sandbox does not let the daemon make {}: name its directory in sandbox-paths or with --sandbox-path, and start the daemon anew; \
          directories that the configuration names when it starts are open by themselves",
         path.display()
     )]
-    OutsideSandbox {
-        path: PathBuf,
-    },
+    OutsideSandbox { path: PathBuf },
     #[error(
         "the sandbox does not let the daemon start {program:?}, as the configuration did not name it with these arguments when the daemon started: \
          start it anew, which cuts off the guests of QEMU until they are started anew too, or leave the program out"
     )]
-    ProgramOutsideSandbox {
-        program: String,
-    },
+    ProgramOutsideSandbox { program: String },
     #[error("this is not valid TOML: {message}")]
-    Syntax {
-        message: String,
-    },
+    Syntax { message: String },
 }
 
 /// The name that may be meant, if it has no other fault than capital letters.

@@ -39,9 +39,7 @@ pub enum AskError {
     #[error(
         "{to:?} is not a VM, and a program of the host calls VMs alone through Ringdown: ask about a VM"
     )]
-    NotThroughUs {
-        to: String,
-    },
+    NotThroughUs { to: String },
     #[error(transparent)]
     NoAddress(InputError),
     #[error("the port is missing: give the port that is called; only a service has one of its own")]

@@ -15,6 +15,10 @@ use crate::vsock::TX;
 /// descriptors.
 const INTERRUPT_DELAY: Duration = Duration::from_millis(1);
 
+/// In how many turns with work a ring is looked at in vain before its guest is asked to notify again. Until then a look costs less than a notification,
+/// and rings of guests that have fallen silent are not looked at for ever.
+const VAIN_LOOKS: u8 = 64;
+
 impl Fabric {
     /// Waits until something happens: looks for a moment if that is likely to be enough, and else sleeps.
     pub(super) fn wait(
@@ -25,6 +29,7 @@ impl Fabric {
         if self.patience(limit) == Some(Duration::ZERO) {
             // Guests that were not asked to notify must not wait until those who keep us at work fall silent.
             self.look_at_unarmed();
+            self.arm_idle();
             return self.reactor.wait(Some(Duration::ZERO), happened);
         }
         let look_for = self.spin.patience();
@@ -57,7 +62,10 @@ impl Fabric {
         }
         let found = self.look(look_from, look_for, happened)?;
         match found {
-            Some(after) => self.spin.found(after),
+            Some(after) => {
+                self.arm_idle();
+                self.spin.found(after);
+            }
             None => self.spin.missed(),
         }
         Ok(found.is_some())
@@ -95,6 +103,29 @@ impl Fabric {
         sent
     }
 
+    /// Asks guests to notify us that have sent nothing in many turns.
+    fn arm_idle(&mut self) {
+        let mut position = 0;
+        while let Some(id) = self.unarmed.get(position).copied() {
+            let Some(line) = self.line(id) else {
+                self.unarmed.swap_remove(position);
+                continue;
+            };
+            line.vain_looks += 1;
+            if line.vain_looks < VAIN_LOOKS {
+                position += 1;
+                continue;
+            }
+            line.unarmed = false;
+            let ring = line.rings[TX].as_mut();
+            let has_sent = ring.is_some_and(|ring| ring.queue.enable_notifications());
+            self.unarmed.swap_remove(position);
+            if has_sent {
+                self.schedule_drain(id);
+            }
+        }
+    }
+
     /// Looks whether guests that were not asked to notify have sent something. An error is something, too: it is met again when
     /// the ring is drained.
     fn look_at_unarmed(&mut self) -> bool {
@@ -124,10 +155,9 @@ impl Fabric {
 
     /// This guest's ring was empty. As long as we do not sleep it need not tell us when it no longer is.
     pub(super) fn leave_unarmed(&mut self, id: LineId) {
-        let known = self
-            .line(id)
-            .map(|line| std::mem::replace(&mut line.unarmed, true));
-        if known == Some(false) {
+        let Some(line) = self.line(id) else { return };
+        line.vain_looks = 0;
+        if !std::mem::replace(&mut line.unarmed, true) {
             self.unarmed.push(id);
         }
     }

@@ -206,7 +206,7 @@ impl Guest {
     pub fn offer(&mut self, ring: usize, descriptor: RawDescriptor, count: u16) {
         let queue = &mut self.queues[ring];
         let first = queue.available_index();
-        for index in first..first + count {
+        for index in (first..first + count).map(|index| index % RING) {
             queue.write_descriptor(index, descriptor);
             queue.set_available_entry(index, index);
         }
@@ -229,6 +229,12 @@ impl Guest {
     }
 
     /// How many chains of this ring have been given back.
+    /// Whether the device wants to be notified of what is made available.
+    pub fn is_asked_to_notify(&self, ring: usize) -> bool {
+        const NO_NOTIFY: u16 = 1;
+        self.queues[ring].used_flags() & NO_NOTIFY == 0
+    }
+
     pub fn given_back(&self, ring: usize) -> u16 {
         self.queues[ring].used_index()
     }

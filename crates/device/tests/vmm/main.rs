@@ -4,6 +4,7 @@
 
 mod broken;
 mod guest;
+mod idle;
 mod linger;
 mod order;
 mod parked;

@@ -27,7 +27,7 @@ const MOST_DESCRIPTORS: u16 = 4096;
 const MOST_CHAINS: u16 = MOST_DESCRIPTORS / TABLE + 1;
 
 /// Of a circuit that does not exist.
-fn stray() -> Header {
+pub fn stray() -> Header {
     header(Operation::Data, 5000, 0)
 }
 

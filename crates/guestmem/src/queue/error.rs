@@ -21,10 +21,7 @@ pub enum QueueError {
         size: u16,
     },
     #[error("a queue of {size} cannot go on at base {base:#x}")]
-    Base {
-        base: u32,
-        size: u16,
-    },
+    Base { base: u32, size: u16 },
     #[error(
         "the {area}, {len} bytes at front-end address {address:#x}, is not inside one memory region that the VMM shares (share=on)"
     )]
@@ -50,10 +47,7 @@ pub enum QueueError {
         size: u16,
     },
     #[error("head {head} was made available in a queue of {size}")]
-    HeadOutOfRange {
-        head: u16,
-        size: u16,
-    },
+    HeadOutOfRange { head: u16, size: u16 },
     #[error("head {head} was made available while the device has it")]
     HeadInFlight {
         /// The head; in a packed ring, the identifier.
@@ -86,19 +80,13 @@ pub enum QueueError {
         entries: u16,
     },
     #[error("chain {head} has more than {MAX_CHAIN_LEN} descriptors")]
-    ChainTooLong {
-        head: u16,
-    },
+    ChainTooLong { head: u16 },
     #[error(
         "chain {head} crosses so many memory regions that it has more than {MAX_CHAIN_RANGES} pieces"
     )]
-    TooManyRanges {
-        head: u16,
-    },
+    TooManyRanges { head: u16 },
     #[error("chain {head} has more than 2^32 bytes")]
-    TooManyBytes {
-        head: u16,
-    },
+    TooManyBytes { head: u16 },
     #[error(
         "descriptor {index} of chain {head} is for the device to read and follows one for it to write"
     )]
@@ -118,20 +106,11 @@ pub enum QueueError {
         len: u32,
     },
     #[error("descriptor {index} of chain {head} is indirect, which was not negotiated")]
-    IndirectNotNegotiated {
-        head: u16,
-        index: u16,
-    },
+    IndirectNotNegotiated { head: u16, index: u16 },
     #[error("descriptor {index} of chain {head} is indirect and has a next one")]
-    IndirectWithNext {
-        head: u16,
-        index: u16,
-    },
+    IndirectWithNext { head: u16, index: u16 },
     #[error("descriptor {index} of chain {head} is indirect and not the chain's only one")]
-    IndirectNotAlone {
-        head: u16,
-        index: u16,
-    },
+    IndirectNotAlone { head: u16, index: u16 },
     #[error("descriptor {index} in the indirect table of chain {head} is itself indirect")]
     IndirectInIndirect {
         head: u16,
@@ -139,8 +118,5 @@ pub enum QueueError {
         index: u16,
     },
     #[error("the indirect table of chain {head} has {len} bytes, and must have a multiple of 16, from 16 to {}", 16 * MAX_CHAIN_LEN)]
-    IndirectTableLength {
-        head: u16,
-        len: u32,
-    },
+    IndirectTableLength { head: u16, len: u32 },
 }

@@ -286,15 +286,9 @@ pub enum AddPortError {
     #[error("{0} is no address of one host")]
     InvalidAddress(IpAddr),
     #[error("{mac} is the address of another port already")]
-    MacTaken {
-        mac: MacAddress,
-        port: PortId,
-    },
+    MacTaken { mac: MacAddress, port: PortId },
     #[error("{address} is the address of another port in this VLAN already")]
-    AddressTaken {
-        address: IpAddr,
-        port: PortId,
-    },
+    AddressTaken { address: IpAddr, port: PortId },
     #[error("{count} {what} are wanted, a port can have {max}")]
     TooMany {
         what: &'static str,

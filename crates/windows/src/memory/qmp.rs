@@ -51,10 +51,7 @@ pub enum QmpError {
         "cannot connect to QEMU's control socket {}: {error}; start QEMU with `-qmp unix:{},server=on,wait=off`, and leave it to this daemon alone",
         path.display(), path.display()
     )]
-    Connect {
-        path: PathBuf,
-        error: io::Error,
-    },
+    Connect { path: PathBuf, error: io::Error },
     #[error("QEMU's control socket: {0}")]
     Broken(#[from] io::Error),
     #[error(
