@@ -21,4 +21,4 @@ pub use config::{
     StationConfigError, slaac_address,
 };
 pub use dhcp::Lease;
-pub use station::{MAX_QUEUED_FRAMES, Station, StationCounters};
+pub use station::{MAX_ANSWERS, MAX_QUEUED_FRAMES, Station, StationCounters};

@@ -47,8 +47,8 @@ const DATAGRAM_BUFFER_LEN: usize = 4096;
 /// The shortest segments that a guest can ask for, as of Linux (`TCP_MIN_MSS` in include/net/tcp.h). With ones of a byte an answer would take a packet for each.
 pub(crate) const MIN_SEGMENT_LEN: u16 = 88;
 
-/// How many packets leave the stack before they are fetched. It is asked for more when they are.
-const MAX_PACKETS: usize = 32;
+/// The most packets that leave the stack when it is called once: an answer of its own, and one of each socket.
+pub(crate) const MAX_PACKETS: usize = 1 + CONNECTIONS + 1;
 
 pub(crate) struct Stack {
     interface: Interface,
@@ -157,10 +157,16 @@ impl Stack {
         let time = smoltcp::time::Instant::from_micros(
             i64::try_from(now.saturating_duration_since(epoch).as_micros()).unwrap_or(i64::MAX),
         );
-        self.run(time);
+        // One packet at most has arrived. What it is answered is said in the same breath, so that each socket sends once.
+        let _ = self
+            .interface
+            .poll_ingress_single(time, &mut self.link, &mut self.sockets);
         self.answer_datagrams(names);
         self.answer_connections(now, names);
-        self.run(time);
+        let _ = self
+            .interface
+            .poll_egress(time, &mut self.link, &mut self.sockets);
+        self.address();
         self.renew();
         let next = self.interface.poll_at(time, &self.sockets);
         let next =
@@ -182,9 +188,8 @@ impl Stack {
         self.poll_at
     }
 
-    /// Lets smoltcp work, and addresses what it says.
-    fn run(&mut self, time: smoltcp::time::Instant) {
-        self.interface.poll(time, &mut self.link, &mut self.sockets);
+    /// Addresses what smoltcp says.
+    fn address(&mut self) {
         while let Some(packet) = self.link.left.pop_front() {
             let Some(destination) = destination(&packet) else {
                 continue;

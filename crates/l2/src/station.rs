@@ -31,7 +31,8 @@
 //!
 //! Frames are untagged and whole: one that a guest left to be segmented or its checksum to be filled in has to be finished first. Who may
 //! say what (source addresses, rates) is the switch's to decide, before a frame gets here; the station does not rely on it for its own
-//! safety. Every table in it is bounded, and whatever a frame says, it costs one answer at most, to its sender.
+//! safety. Every table in it is bounded. Whatever a frame says, its sender gets one answer at most; beside it each open connection may send a segment, so that
+//! answers have to be fetched after [`MAX_QUEUED_FRAMES`] / [`MAX_ANSWERS`] frames.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::VecDeque;
@@ -48,10 +49,13 @@ use crate::dns::{Names, Resolver};
 use crate::frame::{self, MAX_FRAME_LEN, Path};
 use crate::hosts::{Hosts, Use};
 use crate::neighbour::{self, ALL_NODES, Solicitation};
-use crate::stack::{Sender, Stack};
+use crate::stack::{self, Sender, Stack};
 
-/// How many frames wait for [`Station::transmit`] at most. A frame costs one answer, so that only who calls `receive` and never `transmit` comes near.
+/// How many frames wait for [`Station::transmit`] at most. Who fetches them in time loses none, whoever has asked: see [`MAX_ANSWERS`].
 pub const MAX_QUEUED_FRAMES: usize = 256;
+
+/// So many frames one call of [`Station::receive`] or [`Station::handle_timeout`] makes at most: an answer, and a segment of each connection that has something to send.
+pub const MAX_ANSWERS: usize = stack::MAX_PACKETS;
 
 /// The addresses at which a network itself answers.
 pub struct Station {

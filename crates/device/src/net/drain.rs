@@ -105,6 +105,11 @@ impl Batch {
         self.refused.clear();
     }
 
+    /// What it costs to pass on what was judged.
+    pub(super) fn cost(&self) -> usize {
+        self.cost
+    }
+
     /// Whether there is enough to do.
     pub(super) fn is_full(&self) -> bool {
         self.cost >= cost::MAX_BATCH
@@ -337,6 +342,8 @@ impl NetFabric {
         let frames = self.batch.taken_frames().iter();
         let bytes = frames.map(|frame| frame.len).sum();
         self.show_sent(number, index, bytes);
+        // Nothing of this batch is needed any more.
+        self.answer_batch(network);
         if memory.is_poisoned() {
             return self.fail_port(number, &guestmem::guest::MemoryError::Poisoned);
         }

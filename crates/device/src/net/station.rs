@@ -1,7 +1,7 @@
 //! The port behind which the network itself answers.
 
 use l2::{
-    Asker, Host, Station, StationConfig,
+    Asker, Host, MAX_ANSWERS, MAX_QUEUED_FRAMES, Station, StationConfig,
     bridge::{Bridge, PortConfig, PortId, PortKind},
 };
 use wire::ethernet::MacAddress;
@@ -9,11 +9,16 @@ use wire::net_header::Offloads;
 
 use super::deliver::{Source, Undelivered, finish_and_give, gather};
 use super::uplink::Room;
-use super::{Behind, NetError, NetFabric};
+use super::{Behind, NetError, NetFabric, cost};
 
 /// So many segments of one frame are shown to a station. Its TCP has room for a question of 2 KiB, which is two segments; each one more would cost
 /// its sender nothing and all networks the time of a frame.
 pub(super) const MAX_ASKED_SEGMENTS: usize = 8;
+
+// Answers are fetched after each batch, so that no port's questions take the room of another's answers. A batch ends with the frame that makes it full.
+const _: () = assert!(
+    (cost::MAX_BATCH / cost::QUESTION + MAX_ASKED_SEGMENTS) * MAX_ANSWERS < MAX_QUEUED_FRAMES
+);
 
 /// Who answers for a network, and where that is.
 pub(super) struct NetStation {
@@ -89,7 +94,14 @@ impl NetFabric {
         self.batch.give_back_asked(asked);
     }
 
-    /// Sends what stations have to say.
+    /// Sends what the batch before has made a network say.
+    pub(super) fn answer_batch(&mut self, index: usize) {
+        if self.answering.contains(&index) {
+            self.send_answers(index);
+        }
+    }
+
+    /// Sends what else stations have to say.
     pub(super) fn answer_guests(&mut self) {
         if self.station_timer.is_some_and(|at| at <= self.now) {
             let waiting = self
@@ -106,9 +118,7 @@ impl NetFabric {
             if let Some(known) = self.station_of(index) {
                 known.station.handle_timeout(now);
             }
-            while let Some((id, frame)) = self.next_answer(index) {
-                self.inject(index, id, frame);
-            }
+            self.send_answers(index);
         }
         let timers = self.networks.iter().filter_map(|(_, network)| {
             let at = network.station.as_ref()?.station.poll_at()?;
@@ -119,6 +129,12 @@ impl NetFabric {
 
     fn station_of(&mut self, index: usize) -> Option<&mut NetStation> {
         self.networks.get_mut(index)?.station.as_mut()
+    }
+
+    fn send_answers(&mut self, index: usize) {
+        while let Some((id, frame)) = self.next_answer(index) {
+            self.inject(index, id, frame);
+        }
     }
 
     fn next_answer(&mut self, index: usize) -> Option<(PortId, Vec<u8>)> {
@@ -133,6 +149,7 @@ impl NetFabric {
         self.batch
             .route(self.now, from, &mut self.networks[index], 0);
         self.pass_on(index, from, &Source::Private(&[Room::of(bytes)]));
+        self.blind_cost += cost::ANSWER + self.batch.cost();
     }
 }
 

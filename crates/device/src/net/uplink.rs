@@ -437,6 +437,7 @@ impl NetFabric {
         self.pass_on(index, uplink.id, &Source::Private(&uplink.rooms));
         uplink.counters.malformed_headers += std::mem::take(&mut self.batch.spoiled);
         self.networks[index].uplink = Some(uplink);
+        self.answer_batch(index);
         if let Some(error) = failure {
             self.lose_uplink(index, &error);
         }

@@ -221,3 +221,107 @@ fn a_batch_has_so_many_questions() {
         assert!(taken <= MOST, "{taken}");
     }
 }
+
+/// A segment to the network's DNS, of a guest that takes the shortest ones: it opens a connection, or goes on with it.
+fn segment(from: &Guest, port: u16, (seq, ack): (u32, Option<u32>), payload: &[u8]) -> Vec<u8> {
+    let builder = etherparse::PacketBuilder::ethernet2(from.mac.0, OWN_MAC.0)
+        .ipv4([10, 0, 0, 70 + from.mac.0[5]], OWN, 64)
+        .tcp(port, 53, seq, 65_000);
+    let builder = match ack {
+        Some(ack) => builder.ack(ack),
+        None => builder
+            .syn()
+            .options(&[etherparse::TcpOptionElement::MaximumSegmentSize(88)])
+            .unwrap(),
+    };
+    let mut frame = Vec::new();
+    builder.write(&mut frame, payload).unwrap();
+    frame
+}
+
+/// For a name that there is not, with its length before it.
+const QUESTION: [u8; 21] = [
+    0, 19, 0, 9, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, b'a', 0, 0, 1, 0, 1,
+];
+
+/// A connection to the network's DNS.
+struct Asking {
+    port: u16,
+    seq: u32,
+    ack: u32,
+    /// The length of an answer.
+    answer_len: u32,
+}
+
+impl Asking {
+    /// A connection over which one question was answered.
+    fn open(setup: &mut Setup, guest: &mut Guest, port: u16) -> Asking {
+        let _ = guest.frames();
+        guest.send(&segment(guest, port, (0, None), &[]));
+        setup.settle();
+        let start = guest.frames()[0][38..42].try_into().unwrap();
+        let ack = u32::from_be_bytes(start).wrapping_add(1);
+        guest.send(&segment(guest, port, (1, Some(ack)), &QUESTION));
+        setup.settle();
+        let answers = guest.frames();
+        let payloads = answers.iter().map(|frame| u32::from(frame[17]) - 40);
+        let answer_len = payloads.sum();
+        Asking {
+            port,
+            seq: 1 + QUESTION.len() as u32,
+            ack: ack.wrapping_add(answer_len),
+            answer_len,
+        }
+    }
+
+    /// Asks so much that the answers, which take many segments, fill half of the network's room for them. All answers before are acknowledged.
+    fn ask(&mut self, guest: &mut Guest) {
+        let count = 2048 / self.answer_len;
+        let questions = QUESTION.repeat(count as usize);
+        let frame = segment(guest, self.port, (self.seq, Some(self.ack)), &questions);
+        assert!(guest.try_enqueue(TRANSMIT, NetHeader::default(), &frame, &[]));
+        self.ack = self.ack.wrapping_add(count * self.answer_len);
+        self.seq += questions.len() as u32;
+    }
+}
+
+/// Each of their questions makes all their connections send.
+#[test]
+fn guests_with_connections_leave_others_their_answers() {
+    let mut setup = setup();
+    let driver = Driver {
+        ring_size: 1024,
+        ..Driver::default()
+    };
+    let mut asking: Vec<_> = (1..=3)
+        .map(|number| {
+            let mut guest = setup.guest_with(number, driver.clone());
+            setup.settle();
+            let connections = [2000, 2001].map(|port| Asking::open(&mut setup, &mut guest, port));
+            (guest, connections)
+        })
+        .collect();
+    let mut db = setup.guest(9);
+    let question = [&OWN_MAC.0[..], &question(&db)[6..]].concat();
+    for _ in 0..12 {
+        for (guest, connections) in &mut asking {
+            let _ = guest.frames();
+            for turn in 0..16 {
+                connections[turn % 2].ask(guest);
+            }
+            guest.kick();
+        }
+        db.send(&question);
+        setup.settle();
+        let answers = db.frames();
+        let answers = answers.iter().filter(|frame| frame[12..14] == [8, 6]);
+        assert_eq!(answers.count(), 1);
+    }
+    let station = setup.fabric.networks().remove(0).station.unwrap();
+    assert!(
+        station.counters.frames_sent > 1000,
+        "{:?}",
+        station.counters
+    );
+    assert_eq!(station.counters.frames_dropped, 0);
+}

@@ -1,6 +1,10 @@
 //! TCP to the station.
 
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{IpProtocol, Ipv4Packet, Ipv4Repr, TcpControl, TcpPacket, TcpRepr};
+
 use super::*;
+use crate::stack::MIN_SEGMENT_LEN;
 
 /// A question about the IPv4 address of a name, with its length before it.
 fn framed_question(id: u8, name: &str) -> Vec<u8> {
@@ -190,4 +194,67 @@ fn a_port_that_nobody_listens_at_is_refused_at_once() {
         guest.socket::<tcp::Socket>(handle).state(),
         tcp::State::Closed
     );
+}
+
+/// What a guest sends that takes the shortest segments, on a connection from this port: it opens the connection, or goes on with it.
+fn segment(number: u8, port: u16, (seq, ack): (u32, Option<u32>), payload: &[u8]) -> Vec<u8> {
+    let source = host(number).ipv4.unwrap();
+    let opens = ack.is_none();
+    let segment = TcpRepr {
+        src_port: port,
+        dst_port: 53,
+        control: match opens {
+            true => TcpControl::Syn,
+            false => TcpControl::None,
+        },
+        seq_number: smoltcp::wire::TcpSeqNumber(seq as i32),
+        ack_number: ack.map(|ack| smoltcp::wire::TcpSeqNumber(ack as i32)),
+        window_len: 65_000,
+        window_scale: None,
+        max_seg_size: opens.then_some(MIN_SEGMENT_LEN),
+        sack_permitted: false,
+        sack_ranges: [None; 3],
+        timestamp: None,
+        payload,
+    };
+    let header = Ipv4Repr {
+        src_addr: source,
+        dst_addr: OWN,
+        next_header: IpProtocol::Tcp,
+        payload_len: segment.buffer_len(),
+        hop_limit: 64,
+    };
+    let mut packet = vec![0; header.buffer_len() + segment.buffer_len()];
+    let sums = ChecksumCapabilities::default();
+    header.emit(&mut Ipv4Packet::new_unchecked(&mut packet), &sums);
+    let mut place = TcpPacket::new_unchecked(&mut packet[header.buffer_len()..]);
+    segment.emit(&mut place, &source.into(), &OWN.into(), &sums);
+    [&OWN_MAC.0[..], &guest_mac(number).0, &[8, 0], &packet].concat()
+}
+
+/// Many questions in one frame make the station send for long, whoever asks meanwhile.
+#[test]
+fn a_frame_makes_each_connection_send_a_segment_at_most() {
+    let mut wire = Wire::new(config(), vec![host(2), host(3)]);
+    let questions = framed_question(1, "guest9.lan").repeat(40);
+    let mut connections = Vec::new();
+    for number in 0..CONNECTIONS as u8 {
+        let (guest, port) = (
+            2 + number / CONNECTIONS_EACH as u8,
+            2000 + u16::from(number),
+        );
+        let answers = wire.say(&segment(guest, port, (1, None), &[]));
+        let start = u32::from_be_bytes(answers[0][38..42].try_into().unwrap());
+        connections.push((guest, port, start.wrapping_add(1)));
+    }
+    let mut most = 0;
+    for (guest, port, ack) in connections {
+        let answers = wire.say(&segment(guest, port, (2, Some(ack)), &questions));
+        most = most.max(answers.len());
+    }
+    assert_eq!(most, CONNECTIONS, "all connections send");
+    // A question of another kind is answered at once all the same.
+    let answers = wire.say(&arp(guest_mac(9), [10, 0, 0, 9], OWN.octets()));
+    assert_eq!(answers.len(), 1);
+    assert!(most < MAX_ANSWERS);
 }
