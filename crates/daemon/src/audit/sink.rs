@@ -1,8 +1,8 @@
 //! Where the lines go: a file that the system's tools may move away, or the log.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use serde::Serialize;
@@ -19,9 +19,12 @@ pub(super) struct Sink {
 
 impl Sink {
     pub(super) fn open(path: Option<&Path>) -> io::Result<Sink> {
+        let file = path.map(open_file).transpose()?;
         Ok(Sink {
-            file: path.map(open_file).transpose()?,
-            torn: false,
+            torn: file
+                .as_ref()
+                .is_some_and(|(path, file)| is_torn(path, file)),
+            file,
             unwritten: 0,
             told: false,
         })
@@ -34,8 +37,11 @@ impl Sink {
             None => self.file.as_ref().map(|(path, _)| path.clone()),
         };
         let fresh = Sink::open(path.as_deref())?;
+        let is_same = matches!((&self.file, &fresh.file), (Some((_, old)), Some((_, new))) if is_same(old, new));
         *self = Sink {
             unwritten: self.unwritten,
+            // Also of a pipe, whose content nobody sees before its reader.
+            torn: fresh.torn || self.torn && is_same,
             ..fresh
         };
         Ok(())
@@ -101,4 +107,33 @@ fn open_file(path: &Path) -> io::Result<(Box<Path>, File)> {
         .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
         .open(path)?;
     Ok((path.into(), file))
+}
+
+/// Whether a file ends within a line, as a full disk or the end of a machine has left it. If that cannot be read, it may.
+fn is_torn(path: &Path, file: &File) -> bool {
+    let Ok(metadata) = file.metadata() else {
+        return true;
+    };
+    if !metadata.is_file() || metadata.len() == 0 {
+        return false;
+    }
+    let last = || {
+        let mut options = OpenOptions::new();
+        // What has the name by now may be another file.
+        let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let mut read = options.read(true).custom_flags(nonblock).open(path)?;
+        if !is_same(&read, file) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let mut last = [0];
+        read.seek(SeekFrom::End(-1))?;
+        read.read_exact(&mut last)?;
+        Ok::<_, io::Error>(last)
+    };
+    last().map_or(true, |last| last != *b"\n")
+}
+
+fn is_same(one: &File, other: &File) -> bool {
+    let id = |file: &File| Some((file.metadata().ok()?.dev(), file.metadata().ok()?.ino()));
+    id(one).is_some() && id(one) == id(other)
 }

@@ -254,6 +254,37 @@ fn what_a_full_disk_does_not_take_is_counted_and_told_when_there_is_room() {
     assert_eq!((written, held_back, unwritten), (1, 0, 5));
 }
 
+/// A file that a full disk or the end of a machine has left with half a line.
+#[test]
+fn half_a_line_does_not_take_the_next_one_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("audit.log");
+    let whole = |count| {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let parsed = text
+            .lines()
+            .filter(|line| serde_json::from_str::<Value>(line).is_ok());
+        parsed.count() == count
+    };
+    std::fs::write(&path, "{\"time\": \"2026-").unwrap();
+    let (audit, writer) = Audit::start(Some(&path)).unwrap();
+    audit.record(call("web", AuditDecision::Denied));
+    wait_for(|| whole(1));
+    // Opened again, the same file has half a line again.
+    let mut file = std::fs::File::options().append(true).open(&path).unwrap();
+    std::io::Write::write_all(&mut file, b"{\"time\":").unwrap();
+    audit.rotate().unwrap();
+    audit.record(call("db", AuditDecision::Denied));
+    wait_for(|| whole(2));
+    // Where the last line is whole, none is empty.
+    audit.rotate().unwrap();
+    audit.record(call("mail", AuditDecision::Denied));
+    drop(writer);
+    assert!(whole(3));
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert_eq!((text.lines().count(), text.contains("\n\n")), (5, false));
+}
+
 #[test]
 fn a_pipe_that_nobody_reads_stops_nobody() {
     let directory = tempfile::tempdir().unwrap();
