@@ -361,7 +361,7 @@ mod tests {
         notes.note_egress(record(AuditDecision::Failed));
         assert!(events.last_failure(call).is_some());
         notes.note_egress(record(AuditDecision::Allowed));
-        assert_eq!(events.last_failure(call).map(|_| ()), None);
+        assert_eq!(events.last_failure(call), None);
     }
 
     #[test]

@@ -217,13 +217,7 @@ impl Events {
         self.tell(EventKind::PolicyChanged, details);
     }
 
-    /// The last call and its time, if it failed in the last 10 minutes and for another reason than the policy.
-    pub fn last_failure(&self, call: Call<'_>) -> Option<(SystemTime, Refusal)> {
-        let now = SystemTime::now();
-        self.refusals_of(|refusals| refusals.last_failure(call, now))
-    }
-
-    /// The last refusals of these callers' calls, and the latest of their last failures.
+    /// The last refusals of these callers' calls, and the last call and its time, if it failed in the last 10 minutes. One that the policy denied does not count.
     pub fn of_calls(
         &self,
         callers: &[String],
@@ -235,11 +229,18 @@ impl Events {
             to: Some(to),
             port,
         });
-        let mut refusals: Vec<Refusal> =
-            calls.clone().flat_map(|call| self.refusals(call)).collect();
+        let mut refusals: Vec<Refusal> = calls.flat_map(|call| self.refusals(call)).collect();
         refusals.sort_by(|one, other| other.time.cmp(&one.time));
-        let failures = calls.filter_map(|call| self.last_failure(call));
-        (refusals, failures.max_by_key(|(time, _)| *time))
+        let now = SystemTime::now();
+        let last = self.refusals_of(|known| known.last_failure(callers, (to, port), now));
+        (refusals, last)
+    }
+
+    #[cfg(test)]
+    pub(super) fn last_failure(&self, call: Call<'_>) -> Option<Refusal> {
+        let callers = [call.from.unwrap_or_default().to_owned()];
+        let (_, last) = self.of_calls(&callers, call.to.unwrap_or_default(), call.port);
+        last.map(|(_, refusal)| refusal)
     }
 
     /// The last refusals of a call, the latest first. Without a caller or a callee, of whoever.

@@ -33,6 +33,10 @@ pub struct Call<'a> {
 pub(super) struct Refusals {
     by_caller: BTreeMap<String, VecDeque<Remembered>>,
     len: usize,
+    /// How many refusals and calls that were put through there were.
+    count: u64,
+    /// Of published ports: when each was put through last, to which callee and port. At most [`MAX_REFUSALS`].
+    published: BTreeMap<String, (String, u32, u64)>,
 }
 
 #[derive(Debug)]
@@ -43,6 +47,10 @@ struct Remembered {
     is_denial: bool,
     /// A later call was put through, or the configuration has changed.
     is_past: bool,
+    /// A later call of the host was put through, whichever of its callers made it.
+    is_past_for_host: bool,
+    /// How many refusals and calls there were before it.
+    number: u64,
     refusal: Refusal,
 }
 
@@ -85,6 +93,7 @@ impl Refusals {
             rule: details.rule.clone(),
             count: 1,
         };
+        self.count += 1;
         let (from, to) = (call.from.unwrap_or_default(), call.to.unwrap_or_default());
         let of_caller = self.by_caller.entry(from.to_owned()).or_default();
         let mut new = Remembered {
@@ -92,6 +101,8 @@ impl Refusals {
             time: now,
             is_denial,
             is_past: false,
+            is_past_for_host: false,
+            number: self.count,
             refusal,
         };
         // The latest are looked at first: who calls in vain mostly calls again.
@@ -115,11 +126,25 @@ impl Refusals {
 
     /// A call was put through.
     pub(super) fn put_through(&mut self, call: Call<'_>) {
-        let of_caller = self.by_caller.get_mut(call.from.unwrap_or_default());
-        for known in of_caller.into_iter().flatten() {
-            if call.to == Some(&known.to) && call.port == known.refusal.port {
-                known.is_past = true;
-            }
+        self.count += 1;
+        let (from, to) = (call.from.unwrap_or_default(), call.to.unwrap_or_default());
+        let is_like = |known: &Remembered| known.to == to && known.refusal.port == call.port;
+        let of_caller = self.by_caller.get_mut(from).into_iter().flatten();
+        for known in of_caller.filter(|known| is_like(known)) {
+            known.is_past = true;
+        }
+        if !is_of_host(from) {
+            return;
+        }
+        let of_host = self.by_caller.iter_mut();
+        let of_host = of_host.filter(|(from, _)| is_of_host(from));
+        for known in of_host.flat_map(|(_, known)| known) {
+            known.is_past_for_host |= is_like(known);
+        }
+        let is_known = self.published.contains_key(from);
+        if from.starts_with("published:") && (is_known || self.published.len() < MAX_REFUSALS) {
+            let put_through = (to.to_owned(), call.port, self.count);
+            self.published.insert(from.to_owned(), put_through);
         }
     }
 
@@ -128,19 +153,38 @@ impl Refusals {
         for known in self.by_caller.values_mut().flatten() {
             known.is_past = true;
         }
+        self.published.clear();
     }
 
-    /// The last call, if it failed lately and for another reason than the policy.
+    /// The last of these callers' calls that the policy did not deny, if it failed lately. A denial says nothing about a policy that allows the call.
     pub(super) fn last_failure(
         &self,
-        call: Call<'_>,
+        callers: &[String],
+        (to, port): (&str, u32),
         now: SystemTime,
     ) -> Option<(SystemTime, Refusal)> {
-        let last = self.known(call).into_iter().find(|known| !known.is_past)?;
+        let put_through = callers.iter().filter_map(|from| self.published.get(from));
+        let put_through = put_through.filter(|known| (known.0.as_str(), known.1) == (to, port));
+        let put_through = put_through.map(|known| known.2).max().unwrap_or_default();
+        let of_caller = |from: &String| {
+            let call = Call {
+                from: Some(from),
+                to: Some(to),
+                port,
+            };
+            let is_past = |known: &Remembered| {
+                known.is_past
+                    || known.number < put_through
+                    || known.is_past_for_host && call.from == Some("host")
+            };
+            let mut known = self.known(call).into_iter();
+            known.find(|known| !known.is_denial && !is_past(known))
+        };
+        let last = callers.iter().filter_map(of_caller);
+        let last = last.max_by_key(|known| known.time)?;
         // A clock that was set back makes it new.
         let age = now.duration_since(last.time).unwrap_or_default();
-        let counts = !last.is_denial && age <= FAILURE_LASTS;
-        counts.then(|| (last.time, last.shown()))
+        (age <= FAILURE_LASTS).then(|| (last.time, last.shown()))
     }
 
     pub(super) fn of(&self, call: Call<'_>) -> Vec<Refusal> {
@@ -199,9 +243,10 @@ mod tests {
             to: Some("db"),
             port: 5432,
         };
+        let callers = ["web".to_owned()];
         let then = SystemTime::now();
         refusals.note(call, false, then, &EventDetails::default());
-        let counts = |now| refusals.last_failure(call, now).is_some();
+        let counts = |now| refusals.last_failure(&callers, ("db", 5432), now).is_some();
         assert!(counts(then) && counts(then + FAILURE_LASTS));
         assert!(!counts(then + FAILURE_LASTS + Duration::from_nanos(1)));
         assert!(counts(then - Duration::from_secs(3600)));

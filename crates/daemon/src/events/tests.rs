@@ -367,7 +367,7 @@ fn published_ports_of_one_place_have_their_own_refusals() {
 fn a_failure_is_past_once_a_later_call_was_put_through() {
     let events = events();
     let call = of("web", "db", 5432);
-    let reason = || Some(events.last_failure(call)?.1.reason);
+    let reason = || Some(events.last_failure(call)?.reason);
     assert_eq!(reason(), None);
     refuse(&events, "web", "db", 5432, "nobody listens");
     assert_eq!(reason().as_deref(), Some("nobody listens"));
@@ -389,10 +389,47 @@ fn a_failure_is_past_once_a_later_call_was_put_through() {
     assert_eq!(events.refusals(call).len(), 1);
     refuse(&events, "web", "db", 5432, "nobody listens");
     assert_eq!(reason().as_deref(), Some("nobody listens"));
-    // A denial says nothing about a policy that allows it now.
+    // A denial says nothing about a policy that allows it now, and puts nothing through.
     let denied = EventDetails::default();
     events.tell_refusal(call, AuditDecision::Denied, true, denied);
-    assert_eq!(reason(), None);
+    assert_eq!(reason().as_deref(), Some("nobody listens"));
+}
+
+/// A question about all callers of the host is not one about each of them.
+#[test]
+fn a_failure_of_one_caller_of_the_host_is_past_for_the_host_once_another_was_put_through() {
+    let events = events();
+    let last = |names: &[&str]| {
+        let callers: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let (_, last) = events.of_calls(&callers, "web", 1007);
+        last.map(|(_, refusal)| refusal.reason)
+    };
+    let denied = |from| {
+        let call = of(from, "web", 1007);
+        events.tell_refusal(call, AuditDecision::Denied, true, EventDetails::default());
+    };
+    refuse(&events, "user:0", "web", 1007, "not there");
+    denied("user:1000");
+    assert_eq!(last(&["host"]).as_deref(), Some("not there"));
+    for other in [of("user:1000", "web", 22), of("db", "web", 1007)] {
+        events.put_through(other);
+    }
+    assert_eq!(last(&["host"]).as_deref(), Some("not there"));
+    events.put_through(of("user:1000", "web", 1007));
+    assert_eq!(last(&["host"]), None);
+    assert_eq!(last(&["user:0"]).as_deref(), Some("not there"));
+
+    // Ports that lead to one place, and one that leads to another.
+    let place = ["published:www", "published:more"];
+    refuse(&events, place[0], "web", 1007, "no server");
+    events.put_through(of("published:other", "web", 1007));
+    assert_eq!(last(&place).as_deref(), Some("no server"));
+    assert_eq!(last(&["host"]), None);
+    events.put_through(of(place[1], "web", 1007));
+    assert_eq!(last(&place), None);
+    assert_eq!(last(&place[..1]).as_deref(), Some("no server"));
+    refuse(&events, place[0], "web", 1007, "no server");
+    assert_eq!(last(&place).as_deref(), Some("no server"));
 }
 
 #[test]
