@@ -30,6 +30,7 @@ mod dialer;
 mod fabric;
 mod fault;
 mod frontend;
+mod handshakes;
 mod host_socket;
 mod kept;
 mod line;

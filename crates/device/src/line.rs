@@ -11,6 +11,7 @@ use wire::agent::Secret;
 use crate::dialer::Carrier;
 use crate::fault::LastFault;
 use crate::frontend::{Frontend, Message};
+use crate::handshakes::Handshakes;
 use crate::ring::{Ring, RingCounts};
 use crate::socket::Listener;
 use crate::tally::Tally;
@@ -69,8 +70,8 @@ pub(crate) struct LineIo {
     pub(crate) had: Had,
     /// The VMM is gone, and what its guest sent last is being read.
     pub(crate) leaving: Option<Leaving>,
-    /// Programs that have yet to say whom they want.
-    pub(crate) callers: usize,
+    /// Places for programs that have yet to say whom they want.
+    pub(crate) handshakes: Handshakes,
     /// When the log last said that the guest sends too many packets without payload.
     pub(crate) rest_reported_at: Option<Time>,
     /// Messages, or parts of them, that the guest has sent and that are stored for their receivers:
@@ -123,7 +124,7 @@ impl LineIo {
             parked_weight: 0,
             had: Had::default(),
             leaving: None,
-            callers: 0,
+            handshakes: Handshakes::default(),
             rest_reported_at: None,
             messages: Tally::default(),
             host_message_bytes: Tally::default(),

@@ -28,8 +28,6 @@ pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 pub(super) const ACCEPT_BATCH: usize = 64;
 /// How long a listener rests when the system would not accept a call.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
-/// Callers of one line that have yet to say whom they want.
-const MAX_CALLERS: usize = 1024;
 /// How long a caller may take for its request.
 pub(super) const CALLER_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -194,12 +192,12 @@ impl Fabric {
         // Others have their answer at once, so that there is nothing to wait for.
         let speaks = caller.who.speaks();
         let line = self.line(id)?;
-        if line.callers >= MAX_CALLERS {
-            let words = "too many programs are calling this VM at once";
-            self.turn_away(caller, &connect::refused(words));
-            return None;
+        if let Who::Program(Credentials { uid, .. }) = caller.who {
+            if let Err(words) = line.handshakes.enter(uid) {
+                self.turn_away(caller, &connect::refused(words));
+                return None;
+            }
         }
-        line.callers += 1;
         let slot = self.callers.insert(caller) as u32;
         let token = Token::Caller { slot };
         if let Err(error) =
@@ -225,8 +223,10 @@ impl Fabric {
 
     pub(super) fn remove_caller(&mut self, slot: u32) -> Option<Caller> {
         let caller = self.callers.try_remove(slot as usize)?;
-        if let Some(line) = self.line(caller.line) {
-            line.callers = line.callers.saturating_sub(1);
+        if let (Who::Program(Credentials { uid, .. }), Some(line)) =
+            (&caller.who, self.line(caller.line))
+        {
+            line.handshakes.leave(*uid);
         }
         Some(caller)
     }
@@ -329,7 +329,7 @@ impl Fabric {
         };
         match self.add_caller(caller) {
             Some(slot) => self.put_caller_through(slot, port),
-            None => answer.give(Err(Reason::CircuitLimit)),
+            None => answer.give(Err(Reason::HostFailed)),
         }
     }
 
@@ -363,7 +363,7 @@ impl Fabric {
         };
         match self.add_caller(caller) {
             Some(slot) => self.put_caller_through(slot, call.port),
-            None => answer.give(Err(Reason::CircuitLimit)),
+            None => answer.give(Err(Reason::HostFailed)),
         }
     }
 
@@ -414,3 +414,6 @@ impl Fabric {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

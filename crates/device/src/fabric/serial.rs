@@ -130,7 +130,7 @@ impl Fabric {
             cut: Some(cut),
             place: None,
         };
-        let slot = self.add_caller(caller).ok_or(Reason::HalfOpenLimit)?;
+        let slot = self.add_caller(caller).ok_or(Reason::HostFailed)?;
         self.put_caller_through(slot, port);
         match refusal.get() {
             Some(reason) => Err(*reason),

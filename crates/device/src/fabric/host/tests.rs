@@ -1,0 +1,70 @@
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+use policy::{Address, Policy, Rule};
+use vsock::Limits;
+
+use super::*;
+use crate::HybridConfig;
+
+/// Programs that have yet to say whom they want keep out no caller that need not say it.
+#[test]
+fn a_published_port_needs_no_place_of_the_host_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let host = directory.path().join("web.host");
+    let mut fabric = Fabric::new(Limits::default(), 1007, Box::new(|_| false)).unwrap();
+    let policy = Policy::new(vec![Rule::allow_any()]);
+    fabric.set_policy(Arc::new(policy), Vec::new(), false);
+    let config = HybridConfig {
+        address: Address::new("web", 3),
+        limits: Limits::default(),
+        path: directory.path().join("web"),
+        host: host.clone(),
+    };
+    fabric.open_hybrid_line(&config).unwrap();
+    let id = fabric.line_named("web").unwrap();
+    let own = rustix::process::geteuid().as_raw();
+    fabric.line(id).unwrap().handshakes.fill(own);
+
+    let mut program = UnixStream::connect(&host).unwrap();
+    let (sender, outcomes) = channel();
+    let (_caller, socket) = UnixStream::pair().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let call = PublishedCall {
+        name: "door".into(),
+        vm: "web".to_owned(),
+        to: PublishedTo::Port(80),
+        answer: CallAnswer::new(move |outcome| sender.send(outcome).unwrap()),
+        socket: socket.into(),
+        socket_type: SocketType::Stream,
+        cut: None,
+        peer_is_ours: false,
+        is_published: Arc::new(true.into()),
+    };
+    fabric.dial_guest(call, Box::new(()));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let outcome = loop {
+        match outcomes.try_recv() {
+            Ok(outcome) => break outcome,
+            Err(_) => fabric.turn(Some(Duration::from_millis(1))).unwrap(),
+        }
+        assert!(Instant::now() < deadline, "no outcome");
+    };
+    assert!(
+        !matches!(outcome, Err(Reason::CircuitLimit | Reason::HostFailed)),
+        "{outcome:?}"
+    );
+    program.set_nonblocking(true).unwrap();
+    let mut words = Vec::new();
+    while program
+        .read_to_end(&mut words)
+        .is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    {
+        fabric.turn(Some(Duration::from_millis(1))).unwrap();
+        assert!(Instant::now() < deadline, "the program is not answered");
+    }
+    let words = String::from_utf8(words).unwrap();
+    assert!(words.contains(crate::handshakes::FULL), "{words}");
+}
