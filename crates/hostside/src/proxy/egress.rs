@@ -277,8 +277,6 @@ impl Guest {
             enforced,
             ..
         } = reached;
-        // A peer that has gone without a word must not keep its place for ever.
-        let _ = rustix::net::sockopt::set_socket_keepalive(&server, true);
         let (answer, first) = asked.dialect.accept(&asked.early);
         let name = match &asked.destination.host {
             Host::Name(name) => Some(name.as_str()),

@@ -38,6 +38,7 @@ use super::identity::{Transport, published_header};
 use super::relay::{CircuitEnd, Socket, relay};
 use super::rules::Share;
 use super::shared::{Expected, Shared, count};
+use super::tcp;
 
 pub use self::listen::{PublishError, check_address};
 
@@ -336,8 +337,8 @@ impl Port {
         let mut publish = self.publish.clone();
         let accept = |context: &mut Context<'_>| listener.poll_accept(context);
         while let Some(((stream, peer), standing)) = self.accepted(&mut publish, accept).await {
-            // A circuit forwards what it gets at once. A connection that is gone already is found out when it is used.
-            let _ = stream.set_nodelay(true);
+            // A connection that is gone already is found out when it is used.
+            let _ = tcp::set_options(&stream);
             let ends = stream.local_addr().ok().map(|local| (peer, local));
             // It may have to wait, and the port may be closed meanwhile.
             stream.begin();

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use config::listeners::Spoken;
+use rustix::net::sockopt::set_socket_keepalive;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -53,8 +54,7 @@ pub(crate) async fn connect(
                     // It may have become the host's, or a published port, meanwhile.
                     let (from, to) = ends(stream.local_addr(), stream.peer_addr())?;
                     refuse_own(Some(from), to, Spoken::Tcp, about, own)?;
-                    // A circuit forwards what it gets at once; waiting for more is its sender's business.
-                    stream.set_nodelay(true).map_err(|_| Reason::HostFailed)?;
+                    set_options(&stream).map_err(|_| Reason::HostFailed)?;
                     return Ok(stream);
                 }
                 Ok(Err(error)) => failure = more_telling(failure, reason_of(&error, about)),
@@ -66,6 +66,14 @@ pub(crate) async fn connect(
             }
         }
     }
+}
+
+/// Sets what every connection of the proxy has.
+pub(crate) fn set_options(stream: &TcpStream) -> io::Result<()> {
+    // A circuit forwards what it gets at once; waiting for more is its sender's business.
+    stream.set_nodelay(true)?;
+    // A peer that has gone without a word must not keep its place for ever.
+    Ok(set_socket_keepalive(stream, true)?)
 }
 
 /// The addresses of a connected socket.
@@ -168,6 +176,7 @@ mod tests {
         let stream = stream.expect("connected");
         assert_eq!(stream.peer_addr().expect("a peer"), address);
         assert!(stream.nodelay().expect("an option"));
+        assert_eq!(rustix::net::sockopt::socket_keepalive(&stream), Ok(true));
     }
 
     #[test]

@@ -127,6 +127,20 @@ fn who_waits_at_a_tcp_port_that_changes_is_reset() {
     assert!(is_reset(&early));
 }
 
+/// A caller whose machine has gone keeps its place no longer than the system asks for it.
+#[test]
+fn the_system_asks_whether_a_caller_is_still_there() {
+    let (runtime, published, shared) = published();
+    let (sender, calls) = std::sync::mpsc::channel();
+    assert!(shared.exchange.set(Arc::new(Calls(sender))).is_ok());
+    let publish = www(PublishListen::Tcp("127.0.0.1:0".to_owned()));
+    published.set(published.prepare(vec![publish]).unwrap());
+    let _caller = early_caller(&published);
+    let call = next_call(&runtime, &calls);
+    let kept = rustix::net::sockopt::socket_keepalive(&call.socket);
+    assert_eq!(kept, Ok(true));
+}
+
 #[test]
 fn who_waits_where_no_descriptor_was_left_comes_in_by_no_later_configuration() {
     let (runtime, published, shared) = published();
