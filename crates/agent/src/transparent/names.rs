@@ -4,10 +4,10 @@
 //! The addresses are of 198.18.0.0/15, which is for measurements in a laboratory (RFC 2544), and of a prefix of IPv6 that is local by definition (RFC 4193). Neither
 //! leads anywhere else.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// So many names have addresses. Each further name takes the addresses of the oldest.
+/// So many names have addresses. With each further name those of the oldest stand for nothing.
 pub(crate) const MAX_NAMES: usize = 16_384;
 
 /// The first address of 198.18.0.0/15.
@@ -25,13 +25,18 @@ const OWN: u32 = 1;
 /// The number of the first name's address.
 const FIRST: u32 = 2;
 
+/// So many numbers are used in turn: all but the last one, which is for addresses beyond all numbers. So an address that a program has kept stands for nothing for long before it
+/// stands for another name.
+const NUMBERS: u32 = IPV4_COUNT - 1 - FIRST;
+
 /// The names that a program has asked for.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    names: Vec<String>,
-    numbers: HashMap<String, usize>,
-    /// The oldest, once there is no more room.
-    oldest: usize,
+    /// The oldest first. Their numbers follow each other.
+    names: VecDeque<String>,
+    numbers: HashMap<String, u32>,
+    /// The number of the oldest, counted from the first.
+    oldest: u32,
 }
 
 /// What an address stands for.
@@ -48,28 +53,25 @@ pub(crate) enum Meaning {
 impl Names {
     /// The addresses of a name, which has to be in lower case and without a dot at its end.
     pub(crate) fn addresses_of(&mut self, name: &str) -> (Ipv4Addr, Ipv6Addr) {
-        let index = match self.numbers.get(name) {
-            Some(index) => *index,
+        let number = match self.numbers.get(name) {
+            Some(number) => *number,
             None => self.add(name),
         };
-        // There are fewer names than addresses.
-        let number = FIRST + index as u32;
-        (ipv4(number), ipv6(number))
+        (ipv4(FIRST + number), ipv6(FIRST + number))
     }
 
-    fn add(&mut self, name: &str) -> usize {
-        let index = if self.names.len() < MAX_NAMES {
-            self.names.push(name.to_owned());
-            self.names.len() - 1
-        } else {
-            let index = self.oldest;
-            self.oldest = (index + 1) % MAX_NAMES;
-            let before = std::mem::replace(&mut self.names[index], name.to_owned());
-            self.numbers.remove(&before);
-            index
-        };
-        self.numbers.insert(name.to_owned(), index);
-        index
+    fn add(&mut self, name: &str) -> u32 {
+        if self.names.len() == MAX_NAMES {
+            if let Some(before) = self.names.pop_front() {
+                self.numbers.remove(&before);
+            }
+            self.oldest = (self.oldest + 1) % NUMBERS;
+        }
+        // There are fewer names than numbers.
+        let number = (self.oldest + self.names.len() as u32) % NUMBERS;
+        self.names.push_back(name.to_owned());
+        self.numbers.insert(name.to_owned(), number);
+        number
     }
 
     /// What an address stands for.
@@ -87,8 +89,11 @@ impl Names {
         if number >= IPV4_COUNT {
             return Meaning::Itself;
         }
-        let index = number.checked_sub(FIRST);
-        let name = index.and_then(|index| self.names.get(index as usize));
+        let number = number.checked_sub(FIRST).filter(|number| *number < NUMBERS);
+        let name = number.and_then(|number| {
+            let index = (NUMBERS + number - self.oldest) % NUMBERS;
+            self.names.get(index as usize)
+        });
         name.map_or(Meaning::Nothing, |name| Meaning::Name(name.clone()))
     }
 }
@@ -156,10 +161,36 @@ mod tests {
         for number in 1..=MAX_NAMES {
             names.addresses_of(&format!("{number}.example"));
         }
-        let newest = Meaning::Name(format!("{MAX_NAMES}.example"));
-        assert_eq!(names.meaning_of(first.into()), newest);
+        // A program that has kept the address calls no other name.
+        assert_eq!(names.meaning_of(first.into()), Meaning::Nothing);
         assert_ne!(names.addresses_of("0.example").0, first);
         assert_eq!(names.names.len(), MAX_NAMES);
         assert_eq!(names.numbers.len(), MAX_NAMES);
+    }
+
+    #[test]
+    fn all_addresses_are_used_before_one_is_used_again() {
+        let mut names = Names::default();
+        let first = names.addresses_of("0.example").0;
+        let mut last = first;
+        for number in 1..NUMBERS {
+            let name = format!("{number}.example");
+            let (v4, v6) = names.addresses_of(&name);
+            assert_eq!(u32::from(v4), u32::from(last) + 1);
+            assert_eq!(names.meaning_of(v4.into()), Meaning::Name(name.clone()));
+            assert_eq!(names.meaning_of(v6.into()), Meaning::Name(name));
+            last = v4;
+        }
+        assert_eq!(last.to_string(), "198.19.255.254");
+        assert_eq!(names.meaning_of(first.into()), Meaning::Nothing);
+        let beyond = "fd72:696e:6764::1:0:0".parse().unwrap();
+        assert_eq!(names.meaning_of(beyond), Meaning::Nothing);
+        assert_eq!(names.addresses_of("next.example").0, first);
+        let next = Meaning::Name("next.example".to_owned());
+        assert_eq!(names.meaning_of(first.into()), next);
+        assert_eq!(
+            names.meaning_of(last.into()),
+            Meaning::Name(format!("{}.example", NUMBERS - 1))
+        );
     }
 }
