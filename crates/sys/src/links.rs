@@ -91,6 +91,36 @@ impl Entry {
         })
     }
 
+    /// What a path leads to by links that no other user could have set. Nothing need be there.
+    ///
+    /// # Errors
+    /// As [`find`].
+    pub fn behind_links(path: &Path) -> io::Result<Entry> {
+        let mut entry = Entry::at(path)?;
+        for _ in 0..=MAX_LINKS {
+            let link = match entry.find() {
+                Ok((link, stat)) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
+                    link
+                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => return Ok(entry),
+            };
+            let target = readlinkat(&link, "", Vec::new())?;
+            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+            entry = match target.is_absolute() {
+                true => Entry::at(&target)?,
+                false => Entry::at(&entry.path.with_file_name(target))?,
+            };
+        }
+        Err(Errno::LOOP.into())
+    }
+
+    /// The name by a path that stays in its directory, as long as this entry is there.
+    pub fn pinned_path(&self) -> PathBuf {
+        let directory = format!("/proc/self/fd/{}", self.directory.file.as_raw_fd());
+        Path::new(&directory).join(&self.name)
+    }
+
     /// Where a socket binds or is connected to, which is the path as long as no other user can change where it leads.
     ///
     /// # Errors
@@ -99,8 +129,7 @@ impl Entry {
         if self.directory.is_firm {
             return Ok(SocketAddrUnix::new(&self.path)?);
         }
-        let directory = format!("/proc/self/fd/{}", self.directory.file.as_raw_fd());
-        Ok(SocketAddrUnix::new(Path::new(&directory).join(&self.name))?)
+        Ok(SocketAddrUnix::new(self.pinned_path())?)
     }
 
     /// What has the name now, also if it is a link.

@@ -1,13 +1,14 @@
 //! `ringdown capture` and `ringdown net capture`: packets as pcapng, to files or to standard output.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use sys::links::{self, Entry};
 use tempfile::NamedTempFile;
 use wire::pcapng::{BlockKind, BlockReader, blocks};
 
@@ -153,7 +154,11 @@ impl Ring {
     /// Files of a ring that was here before would be taken for files of this one.
     fn remove_others(&self) -> io::Result<()> {
         for number in 2..=self.files {
-            match fs::remove_file(self.file(number)) {
+            let entry = Entry::at(&self.file(number))?;
+            let removed = entry
+                .stat()
+                .and_then(|stat| entry.remove(links::file_id(&stat)));
+            match removed {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -214,18 +219,13 @@ fn is_descriptor(path: &Path) -> bool {
 #[derive(Debug)]
 struct Replacement {
     file: NamedTempFile,
-    path: PathBuf,
+    entry: Entry,
 }
 
 impl Replacement {
-    /// Beside the file. Links that lead there stay.
-    fn of(path: &Path) -> io::Result<Replacement> {
-        if is_descriptor(path) {
-            let words =
-                "others can read the file behind it: name that file, or write with `-w - >FILE`";
-            return Err(io::Error::new(ErrorKind::InvalidInput, words));
-        }
-        let path = fs::canonicalize(path)?;
+    /// Beside the file.
+    fn of(entry: Entry) -> io::Result<Replacement> {
+        let path = entry.pinned_path();
         let directory = path.parent().unwrap_or(Path::new("/"));
         let mut new = tempfile::Builder::new();
         let new = new.prefix(".ringdown-capture-").tempfile_in(directory);
@@ -235,11 +235,11 @@ impl Replacement {
             );
             io::Error::new(error.kind(), words)
         })?;
-        Ok(Replacement { file, path })
+        Ok(Replacement { file, entry })
     }
 
     fn take_place(self) -> io::Result<()> {
-        self.file.persist(&self.path)?;
+        self.file.persist(self.entry.pinned_path())?;
         Ok(())
     }
 }
@@ -250,7 +250,7 @@ enum Replaced {
     /// What is in this file.
     Content(File),
     /// The file itself.
-    File(Replacement),
+    File(Box<Replacement>),
 }
 
 impl Replaced {
@@ -262,15 +262,25 @@ impl Replaced {
     }
 }
 
+/// Opens a file to write to, and the name that it has, unless it is behind a descriptor. Links that another user could have set are not followed: they could lead to any file.
+fn open(path: &Path) -> io::Result<(File, Option<Entry>)> {
+    if is_descriptor(path) {
+        if links::has_link_of_others(path) {
+            let words = "a link of another user may lead there: name the file by its own path";
+            return Err(io::Error::new(ErrorKind::PermissionDenied, words));
+        }
+        return Ok((OpenOptions::new().write(true).open(path)?, None));
+    }
+    let entry = Entry::behind_links(path)?;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let file = entry.open(OFlags::WRONLY | OFlags::CREATE, mode)?;
+    Ok((file.into(), Some(entry)))
+}
+
 /// A file to write to, and what it replaces. What guests say to each other is not for other users: one that is there already must not be
 /// another user's, who could read it whatever its mode says, and one that others could read is replaced by a new one, as they may have it open.
 fn private(path: &Path) -> io::Result<(File, Option<Replaced>)> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)?;
+    let (file, entry) = open(path)?;
     let metadata = file.metadata()?;
     // A pipe without a name, as behind /dev/stdout, was given to this process by its parent.
     let is_pipe = metadata.file_type().is_fifo() && rustix::fs::fstatfs(&file)?.f_type != PIPEFS;
@@ -290,9 +300,14 @@ fn private(path: &Path) -> io::Result<(File, Option<Replaced>)> {
         let content = Replaced::Content(file.try_clone()?);
         return Ok((file, Some(content)));
     }
-    let replacement = Replacement::of(path)?;
+    let Some(entry) = entry else {
+        let words =
+            "others can read the file behind it: name that file, or write with `-w - >FILE`";
+        return Err(io::Error::new(ErrorKind::InvalidInput, words));
+    };
+    let replacement = Replacement::of(entry)?;
     let new = replacement.file.as_file().try_clone()?;
-    Ok((new, Some(Replaced::File(replacement))))
+    Ok((new, Some(Replaced::File(Box::new(replacement)))))
 }
 
 impl Output {

@@ -1,5 +1,5 @@
 use std::convert::Infallible;
-use std::fs::Permissions;
+use std::fs::{self, Permissions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 
@@ -149,6 +149,53 @@ fn a_capture_is_not_written_to_another_users_file() {
     let failure = opened.err().unwrap().to_string();
     assert!(failure.contains("belongs to user 65534"), "{failure}");
     assert_eq!(fs::read(&name).unwrap(), b"laid here");
+}
+
+/// Nor a file that is this user's, but that a link leads to which another user could have set: it would be overwritten.
+#[test]
+fn a_capture_does_not_follow_a_link_that_another_user_could_have_set() {
+    let directory = tempfile::tempdir().unwrap();
+    let (own, shared) = (
+        directory.path().join("own"),
+        directory.path().join("shared"),
+    );
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, Permissions::from_mode(0o777)).unwrap();
+    let file = |number: u64| shared.join(format!("web.{number}.pcapng"));
+    for mode in [0o600, 0o644] {
+        fs::write(&own, "of another program").unwrap();
+        fs::set_permissions(&own, Permissions::from_mode(mode)).unwrap();
+        for is_symbolic in [true, false] {
+            match is_symbolic {
+                true => std::os::unix::fs::symlink(&own, file(1)).unwrap(),
+                false => fs::hard_link(&own, file(1)).unwrap(),
+            }
+            let error = private(&file(1)).unwrap_err().to_string();
+            assert!(error.contains("name the file by its own path"), "{error}");
+            fs::remove_file(file(1)).unwrap();
+        }
+        // Nor is the file made that a link leads to.
+        std::os::unix::fs::symlink(directory.path().join("new"), file(1)).unwrap();
+        assert!(private(&file(1)).is_err());
+        fs::remove_file(file(1)).unwrap();
+        // Where the next file of a ring is expected.
+        let mut out = Output::open(&options(&shared.join("web.pcapng"), 2, 256)).unwrap();
+        let mut begin = Vec::new();
+        pcapng::section(&mut begin, "ringdown 0");
+        pcapng::interface(&mut begin, Link::Vsock, "web", 96);
+        assert!(out.write(&begin).unwrap().is_continue());
+        std::os::unix::fs::symlink(&own, file(2)).unwrap();
+        assert!(out.write(&packet(1, 0, 200)).unwrap().is_continue());
+        let failure = out.write(&packet(2, 0, 200)).err().unwrap().to_string();
+        assert!(
+            failure.contains("name the file by its own path"),
+            "{failure}"
+        );
+        fs::remove_file(file(1)).unwrap();
+        fs::remove_file(file(2)).unwrap();
+    }
+    assert_eq!(fs::read(&own).unwrap(), b"of another program");
+    assert!(!directory.path().join("new").exists());
 }
 
 /// Nor another user's named pipe, who would read it there. A pipe without a name belongs to the user who started the command.
