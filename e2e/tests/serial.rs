@@ -209,6 +209,21 @@ fn the_guest_reaches_services_and_is_told_why_not() {
 }
 
 #[test]
+fn a_program_is_not_run_where_there_is_no_vsock_device() {
+    let scene = scene();
+    for guest in scene.guests() {
+        for egress in ["egress", "3128"] {
+            let line = format!("ringdown-agent run --egress {egress} -- touch /tmp/ran");
+            let output = guest.run(&line).unwrap();
+            assert_eq!(output.code, 1);
+            let said = output.error_text();
+            assert!(said.contains("this guest has no vsock device"), "{said}");
+        }
+        assert_ne!(guest.run("test -e /tmp/ran").unwrap().code, 0);
+    }
+}
+
+#[test]
 fn channels_lead_to_programs_and_to_the_log_of_an_installation() {
     let scene = scene();
     let guest = &scene.near;

@@ -182,9 +182,7 @@ pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
         Ok(socket) => return Ok(socket),
         Err(error) => error,
     };
-    let is_missing = Errno::from_io_error(&error)
-        .is_some_and(|errno| matches!(errno, Errno::AFNOSUPPORT | Errno::NODEV));
-    if !is_missing {
+    if !is_without_vsock(&error) {
         return Err(error);
     }
     let no_listener = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
@@ -193,6 +191,20 @@ pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
         Err(other) if no_listener.contains(&other.kind()) && is_of_system(&other) => Err(error),
         dialled => dialled,
     }
+}
+
+/// Whether this guest has a vsock device. The modules alone give it sockets, of which none can be connected.
+pub(crate) fn has_vsock() -> bool {
+    let called = dial_guest(HOST_CID, wire::directory::PORT);
+    !called.is_err_and(|error| is_without_vsock(&error))
+}
+
+/// Whether a call has failed for want of a vsock driver or device.
+fn is_without_vsock(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::AFNOSUPPORT | Errno::NODEV)
+    )
 }
 
 fn is_of_system(error: &io::Error) -> bool {

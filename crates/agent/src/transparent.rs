@@ -214,6 +214,10 @@ impl Run {
             let words = "run is tried on x86-64 only, and refuses other machines";
             return Err(RunError::NoWay(words.to_owned()));
         }
+        if !crate::host_socket::has_vsock() {
+            let words = "this guest has no vsock device (its line is serial?): use `ringdown-agent forward`";
+            return Err(RunError::NoWay(words.to_owned()));
+        }
         let port = match &self.egress {
             Egress::Port(port) => *port,
             Egress::Named(name) => port_of(name).map_err(RunError::NoWay)?,

@@ -64,3 +64,14 @@ fn an_agent_that_takes_no_callers_is_given_up_at_the_deadline() {
     let error = dial_at(&path, 5, soon).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
 }
+
+#[test]
+fn only_a_missing_driver_or_device_means_that_there_is_no_vsock() {
+    for errno in [Errno::NODEV, Errno::AFNOSUPPORT] {
+        assert!(is_without_vsock(&errno.into()), "{errno}");
+    }
+    for errno in [Errno::CONNRESET, Errno::TIMEDOUT, Errno::NETUNREACH] {
+        assert!(!is_without_vsock(&errno.into()), "{errno}");
+    }
+    assert!(!is_without_vsock(&io::ErrorKind::Other.into()));
+}
