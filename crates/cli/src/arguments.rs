@@ -309,7 +309,8 @@ An invalid configuration, or one that cannot be brought into force, changes noth
 hand stay. The sockets, the CID, the limits and the number of queues of a VM that is there do not change, nor do the MTU and the uplink of a
 network, nor runtime-dir, state-dir and spin-microseconds.
 
-Exit codes: 0 reloaded; 1 it could not be brought into force; 2 the configuration is invalid.")]
+Exit codes: 0 reloaded; 1 it could not be brought into force, or the daemon was started without --config and has no file to read; 2 the configuration is
+invalid.")]
 pub struct Reload {
     /// End circuits that the new rules do not allow any more; without it only new calls are asked about
     #[arg(long)]

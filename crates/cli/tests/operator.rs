@@ -307,3 +307,12 @@ fn a_name_that_nothing_has_is_answered_with_the_one_that_may_be_meant() {
     let of_a_rule = run_with(daemon.runtime_dir(), &["ls", "--rule", "no-ssh"]);
     assert_eq!(of_a_rule.code, Some(0), "{}", of_a_rule.err);
 }
+
+#[test]
+fn a_reload_without_a_file_fails_and_says_how_to_give_one() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let outcome = run_with(daemon.runtime_dir(), &["reload"]);
+    assert_refused(&outcome, 1, "`ringdown serve --config FILE`");
+    let unknown = run_with(daemon.runtime_dir(), &["args", "db", "--vmm", "qemu"]);
+    assert!(unknown.err.contains("`ringdown serve --config`"), "{}", unknown.err);
+}

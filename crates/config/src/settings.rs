@@ -10,6 +10,8 @@ use crate::{Config, ConfigError, ControlGroups, DEFAULT_SPIN};
 /// What a configuration says that holds for as long as the daemon runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
+    /// The file that is read again at a reload, from the root, if there is one.
+    pub file: Option<PathBuf>,
     /// The runtime directory, from the root.
     pub runtime_dir: PathBuf,
     /// The state directory, from the root.
@@ -31,6 +33,7 @@ impl Settings {
         let state_dir = config.state_dir.clone();
         let state_dir = state_dir.unwrap_or_else(|| default_state_dir(&runtime_dir));
         Ok(Settings {
+            file: config.files.first().cloned(),
             state_dir: std::path::absolute(state_dir)?,
             runtime_dir,
             spin: config.spin.unwrap_or(DEFAULT_SPIN),

@@ -30,7 +30,7 @@ pub enum ControlError {
     #[error(transparent)]
     Net(#[from] NetError),
     #[error(
-        "there is no network named {name:?}{}: `ringdown net ls` shows those that exist, and [[network]] in the configuration makes one, after `ringdown reload`",
+        "there is no network named {name:?}{}: `ringdown net ls` shows those that exist, and [[network]] in the file of `ringdown serve --config` makes one, after `ringdown reload`",
         did_you_mean(nearest)
     )]
     UnknownNetwork {
@@ -53,7 +53,7 @@ pub enum ControlError {
     #[error("cannot open the audit's file anew: {0}; the old one stays in use")]
     Audit(io::Error),
     #[error(
-        "there is no VM named {name:?}{}: `ringdown vm ls` shows those that exist, `ringdown vm add` makes one, and so does [[vm]] in the configuration after `ringdown reload`",
+        "there is no VM named {name:?}{}: `ringdown vm ls` shows those that exist, `ringdown vm add` makes one, and so does [[vm]] in the file of `ringdown serve --config`, after `ringdown reload`",
         did_you_mean(nearest)
     )]
     Unknown {

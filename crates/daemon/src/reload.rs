@@ -15,6 +15,10 @@ use crate::sandbox;
 #[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
+    #[error(
+        "the daemon was started without --config, so it has no file to read, and nothing has changed: start it with `ringdown serve --config FILE`"
+    )]
+    NoFile,
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
@@ -96,6 +100,9 @@ impl Control {
         let _changing = self.changing.lock().await;
         let put = self.ask(move |control| {
             let (parts, current) = (&control.parts, control.in_force());
+            if parts.settings.file.is_none() {
+                return Err(ReloadError::NoFile);
+            }
             let config = (parts.read_config)()?;
             parts.settings.check(&config)?;
             sandbox::check_config(&config)?;

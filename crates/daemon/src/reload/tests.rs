@@ -582,3 +582,15 @@ fn windows_come_and_go_with_a_reload_and_do_not_change() {
     assert_eq!(reload(&daemon).0, 200);
     assert!(!at("web.0").exists() && at("db.0").exists());
 }
+
+#[test]
+fn a_daemon_without_a_file_says_so_and_changes_nothing() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let before = in_force(&daemon);
+    let (status, problem) = reload(&daemon);
+    assert_eq!(status, 409, "{problem}");
+    assert_eq!(problem["type"], "urn:ringdown:problem:reload-failed");
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(detail.contains("started without --config"), "{detail}");
+    assert_eq!(in_force(&daemon), before);
+}

@@ -6,6 +6,7 @@ use super::*;
 
 fn settings(directory: &Path) -> Settings {
     Settings {
+        file: None,
         runtime_dir: directory.join("run"),
         state_dir: directory.join("state"),
         spin: Duration::ZERO,
