@@ -14,6 +14,9 @@ pub struct ReloadRequest {
     /// Whether circuits that would not be allowed any more are ended.
     #[serde(default)]
     pub enforce_existing: bool,
+    /// Whether it is only found out what the reload would do. Nothing comes into force then.
+    #[serde(default)]
+    pub check: bool,
 }
 
 /// The answer to `POST /v1/reload`: what has changed, and what is in force.

@@ -385,4 +385,8 @@ pub struct Health {
     pub pid: u32,
     /// How many VMs there are.
     pub vms: usize,
+    /// The file that a reload reads, if it was started with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub config: Option<PathBuf>,
 }

@@ -4,6 +4,7 @@ mod configuration;
 mod daemon_state;
 mod machine;
 mod published;
+mod reload;
 
 use std::path::{Path, PathBuf};
 
@@ -80,6 +81,14 @@ pub fn everything(config: Option<&Path>, runtime_dir: Option<&Path>) -> Vec<Find
     let runtime_dir: PathBuf = named.unwrap_or_else(found_runtime_dir);
     let client = Client::new(Some(&runtime_dir));
     findings.extend(daemon_state::look(&client, &runtime_dir, config));
+    let reload = config.and_then(|path| reload::look(&client, path));
+    // What is wrong with the file by itself has been said.
+    let is_known = |found: &Finding| {
+        findings
+            .iter()
+            .any(|known| found.found.ends_with(&known.found))
+    };
+    findings.extend(reload.filter(|found| !is_known(found)));
     findings
 }
 

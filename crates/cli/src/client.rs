@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::{
-    CircuitsInfo, Kind, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm,
+    CircuitsInfo, Health, Kind, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm,
     PROBLEM_MEDIA_TYPE, PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest, Reloaded, VmList,
     VmStatus, Why, WindowsInfo,
 };
@@ -134,6 +134,11 @@ impl Client {
             Err(ClientError::Problem(problem)) if problem.kind == Kind::UnknownVm.uri() => Ok(None),
             result => Ok(Some(result?)),
         }
+    }
+
+    /// Which daemon it is.
+    pub fn health(&self) -> Result<Health, ClientError> {
+        self.ask(Method::GET, "/v1/health", Vec::new(), ANSWER_TIMEOUT)
     }
 
     /// Figures in the form that Prometheus reads.

@@ -5,6 +5,8 @@
 
 mod program;
 
+use std::path::Path;
+
 use daemon::fake::FakeDaemon;
 use program::{assert_refused, finish, ringdown, run, run_with};
 
@@ -314,5 +316,51 @@ fn a_reload_without_a_file_fails_and_says_how_to_give_one() {
     let outcome = run_with(daemon.runtime_dir(), &["reload"]);
     assert_refused(&outcome, 1, "`ringdown serve --config FILE`");
     let unknown = run_with(daemon.runtime_dir(), &["args", "db", "--vmm", "qemu"]);
-    assert!(unknown.err.contains("`ringdown serve --config`"), "{}", unknown.err);
+    assert!(
+        unknown.err.contains("`ringdown serve --config`"),
+        "{}",
+        unknown.err
+    );
+}
+
+#[test]
+fn a_check_of_the_file_finds_what_a_reload_would_refuse() {
+    let text = |mtu| format!("[[network]]\nname = \"lan\"\nmtu = {mtu}\n{HOUSE}");
+    let daemon = FakeDaemon::with_file(&text(1500));
+    let file = daemon.runtime_dir().join("ringdown.toml");
+    let check = |file: &Path| {
+        let arguments = ["check", "--config", file.to_str().unwrap()];
+        let out = run_with(daemon.runtime_dir(), &arguments).out;
+        let about = out
+            .lines()
+            .filter(|line| line.split_whitespace().nth(1) == Some("reload"));
+        about.collect::<Vec<_>>().join("\n")
+    };
+    assert_eq!(
+        check(&file),
+        "fine    reload          the daemon would take the file"
+    );
+    std::fs::write(&file, text(1400)).unwrap();
+    let refused = check(&file);
+    assert!(
+        refused.starts_with("ERROR") && refused.contains("mtu"),
+        "{refused}"
+    );
+    // What the file says by itself is said once.
+    std::fs::write(&file, "[[vm]]\nnam = 3").unwrap();
+    assert_eq!(check(&file), "");
+    let other = daemon.runtime_dir().join("other.toml");
+    std::fs::write(&other, HOUSE).unwrap();
+    assert!(check(&other).contains("the daemon reads another file"));
+
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let out = run_with(
+        daemon.runtime_dir(),
+        &["check", "--config", other.to_str().unwrap()],
+    )
+    .out;
+    assert!(
+        out.contains("warning reload          the daemon was started without --config"),
+        "{out}"
+    );
 }

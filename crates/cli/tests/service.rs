@@ -190,6 +190,14 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
         ),
     ] {
         std::fs::write(&file, base.clone() + &text).unwrap();
+        let check = run_with(&run, &["check", "--config", file.to_str().unwrap()]);
+        let found = "ERROR   reload          the daemon would refuse the file: ";
+        assert!(
+            check.out.contains(found) && check.out.contains(message),
+            "{}",
+            check.out
+        );
+        assert_eq!(check.code, Some(1));
         assert_refused(&run_with(&run, &["reload"]), 2, message);
     }
     // The file is read again though its name stands for another one.

@@ -118,6 +118,15 @@ impl Parts {
         put
     }
 
+    /// Whether what is next can be offered. It listens at new addresses for that, for a moment.
+    ///
+    /// # Errors
+    /// [`Hindrance`].
+    pub(crate) fn can_offer(&self, next: &InForce) -> Result<(), Hindrance> {
+        drop(self.offers.prepare(next.book.offer())?);
+        Ok(())
+    }
+
     fn put(
         &self,
         current: &InForce,

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use api::{EventDetails, EventKind, Reloaded};
+use api::{EventDetails, EventKind, ReloadRequest, Reloaded};
 use config::{Config, ConfigError, LineSpec, PlanChange};
 
 use crate::control::Control;
@@ -42,15 +42,18 @@ impl InForce {
 
 impl Control {
     /// Reads the configuration again and brings it into force. VMs that were added by hand stay. When it fails, everything is as it was,
-    /// and the log says so too.
+    /// and the log says so too. Of a request that only checks there is the answer, and nothing else.
     ///
     /// # Errors
     /// [`ReloadError`].
-    pub async fn reload(self: &Arc<Self>, enforce_existing: bool) -> Result<Reloaded, ReloadError> {
+    pub async fn reload(self: &Arc<Self>, request: ReloadRequest) -> Result<Reloaded, ReloadError> {
+        if request.check {
+            return self.reload_now(request).await;
+        }
         let control = self.clone();
         // On its own task: a client that hangs up must not leave it half done.
         let task = tokio::spawn(async move {
-            let reloaded = control.reload_now(enforce_existing).await;
+            let reloaded = control.reload_now(request).await;
             match &reloaded {
                 Ok(reloaded) => {
                     control.tell_of_reload(reloaded);
@@ -95,7 +98,7 @@ impl Control {
         events.tell(EventKind::Reload, EventDetails::default());
     }
 
-    async fn reload_now(self: &Arc<Self>, enforce_existing: bool) -> Result<Reloaded, ReloadError> {
+    async fn reload_now(self: &Arc<Self>, request: ReloadRequest) -> Result<Reloaded, ReloadError> {
         // Held from the reading on: of two reloads at once, the one that comes into force last has read last.
         let _changing = self.changing.lock().await;
         let put = self.ask(move |control| {
@@ -107,18 +110,26 @@ impl Control {
             parts.settings.check(&config)?;
             sandbox::check_config(&config)?;
             let (next, change) = current.changed(&config)?;
-            parts.put_in_force(&current, &next, &change, enforce_existing)?;
-            control.set_in_force(next);
-            let findings = control.in_force().book.check_at_once();
-            Ok::<_, ReloadError>((change, findings))
+            let next = match request.check {
+                true => {
+                    parts.can_offer(&next)?;
+                    Arc::new(next)
+                }
+                false => {
+                    parts.put_in_force(&current, &next, &change, request.enforce_existing)?;
+                    control.set_in_force(next);
+                    control.in_force()
+                }
+            };
+            let findings = next.book.check_at_once();
+            Ok::<_, ReloadError>((next, change, findings))
         });
-        let (change, findings) = put.await.map_err(|_| ReloadError::Lost)??;
-        for line in &change.removed {
-            let name = line.full_name();
+        let (in_force, change, findings) = put.await.map_err(|_| ReloadError::Lost)??;
+        let gone = change.removed.iter().filter(|_| !request.check);
+        for name in gone.map(LineSpec::full_name) {
             self.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
         }
-        let in_force = self.in_force();
         let [rules, services, publishes] = in_force.book.counts();
         let names = |lines: &[LineSpec]| lines.iter().map(LineSpec::full_name).collect();
         Ok(Reloaded {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use api::Finding;
+use api::{Finding, ReloadRequest};
 use config::directories::{circuit_socket, control_socket};
 use config::input::check_socket_path;
 use config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, Settings, StateError};
@@ -551,7 +551,7 @@ async fn reload(control: &Arc<Control>) {
         Err(error) => tracing::warn!(%error, "cannot tell the service manager"),
     }
     // How it went is in the log.
-    let _ = control.reload(false).await;
+    let _ = control.reload(ReloadRequest::default()).await;
     notify(&[sd_notify::NotifyState::Ready]);
 }
 

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 pub fn run(client: &Client, options: &Reload) -> Result<(), Failure> {
     let request = ReloadRequest {
         enforce_existing: options.enforce_existing,
+        check: false,
     };
     let reloaded = client.reload(request)?;
     if options.json {

@@ -112,6 +112,7 @@ async fn health(State(control): Shared) -> Json<Health> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),
         vms: control.count(),
+        config: control.parts.settings.file.clone(),
     })
 }
 
@@ -181,10 +182,10 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Reads the configuration again.
+/// Reads the configuration again, and brings it into force unless `check` is set.
 #[utoipa::path(
     post, path = "/v1/reload", operation_id = "reload", tag = "daemon", request_body = Option<ReloadRequest>,
-    responses((status = 200, description = "It is in force", body = Reloaded), NotReloaded)
+    responses((status = 200, description = "It is in force, or would be", body = Reloaded), NotReloaded)
 )]
 async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Failure> {
     let body = read(body).await?;
@@ -193,7 +194,7 @@ async fn reload(State(control): Shared, body: Body) -> Result<Json<Reloaded>, Fa
         _ if body.is_empty() => ReloadRequest::default(),
         _ => parse(&body, "describe a reload")?,
     };
-    Ok(Json(control.reload(request.enforce_existing).await?))
+    Ok(Json(control.reload(request).await?))
 }
 
 #[derive(Deserialize)]

@@ -594,3 +594,40 @@ fn a_daemon_without_a_file_says_so_and_changes_nothing() {
     assert!(detail.contains("started without --config"), "{detail}");
     assert_eq!(in_force(&daemon), before);
 }
+
+#[test]
+fn a_check_says_what_a_reload_would_do_and_does_nothing() {
+    let daemon = FakeDaemon::with_file(FIRST);
+    let before = in_force(&daemon);
+    let check = || reload_with(&daemon, r#"{"check":true}"#);
+    write(&daemon, SECOND);
+    let (status, would) = check();
+    assert_eq!(
+        (status, &would["added"]),
+        (200, &json!(["red/ci"])),
+        "{would}"
+    );
+    assert_eq!(
+        (&would["removed"], &would["rules"]),
+        (&json!(["db"]), &json!(1))
+    );
+    write(
+        &daemon,
+        &FIRST.replace("name = \"db\"", "name = \"db\"\ncid = 99"),
+    );
+    let (status, refused) = check();
+    let (expected, problem) = reload(&daemon);
+    assert_eq!((status, &refused), (expected, &problem));
+    assert!(
+        refused["detail"].as_str().unwrap().contains("cid"),
+        "{refused}"
+    );
+    write(&daemon, FIRST);
+    daemon.offers().refuse("www");
+    assert_ne!(check().0, 200);
+    assert_eq!(in_force(&daemon), before);
+    let events = daemon
+        .request("GET", "/v1/events?follow=false&kind=reload", "")
+        .1;
+    assert_eq!(events.matches("event: reload").count(), 1, "{events}");
+}
