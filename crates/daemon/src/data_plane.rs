@@ -115,10 +115,14 @@ fn record(decision: &Decision<'_>) -> Option<AuditRecord> {
         from,
         to,
         redirected_to,
-        rule: decision.rule.map(|(id, label)| AuditRule {
-            index: id.0,
-            label: label.to_owned(),
-        }),
+        // The rule that lets a VM call egress has not decided about what it asks for: that is a record of its own.
+        rule: decision
+            .rule
+            .filter(|_| decision.result != Err(Reason::EgressDenied))
+            .map(|(id, label)| AuditRule {
+                index: id.0,
+                label: label.to_owned(),
+            }),
         reason: match decision.result {
             // The rule that is named says it.
             Err(Reason::Denied) if decision.rule.is_some() => None,
@@ -129,7 +133,8 @@ fn record(decision: &Decision<'_>) -> Option<AuditRecord> {
 
 /// Whether the policy, a limit of a rule or a limit of a VM stands in the way, rather than the one who is called.
 fn is_denial(reason: Reason) -> bool {
-    matches!(reason, Reason::Denied | Reason::OwnPort) || reason.is_limit()
+    let of_policy = [Reason::Denied, Reason::EgressDenied, Reason::OwnPort];
+    of_policy.contains(&reason) || reason.is_limit()
 }
 
 fn callee(callee: DecisionCallee<'_>) -> AuditCallee {
@@ -183,5 +188,48 @@ impl Offers for ProxyOffers {
             proxy.set_policy(policy, hosts, groups, enforce_existing);
             proxy.set_publishes(publishes);
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use policy::{RuleId, ServiceEntry, ServiceId};
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_of_egress_does_not_name_the_rule_that_allows_to_call_it() {
+        let vm = Address {
+            domain: "default".to_owned(),
+            name: "web".to_owned(),
+            cid: 3,
+            groups: Vec::new(),
+        };
+        let egress = ServiceEntry {
+            id: ServiceId(1),
+            domain: "default".to_owned(),
+            name: "egress".to_owned(),
+            port: 3128,
+        };
+        let refused = |reason| {
+            record(&Decision {
+                caller: DecisionCaller::Vm { vm: &vm, port: 9 },
+                circuit: None,
+                dialled_cid: 2,
+                dialled_port: 3128,
+                dialled: Some(DecisionCallee::Service(&egress)),
+                reached: None,
+                rule: Some((RuleId(0), "use-services")),
+                result: Err(reason),
+            })
+            .unwrap()
+        };
+        let by_egress = refused(Reason::EgressDenied);
+        assert_eq!(by_egress.decision, AuditDecision::Denied);
+        assert_eq!(by_egress.rule, None);
+        assert!(by_egress.reason.unwrap().contains("egress refused"));
+        let by_rule = refused(Reason::Denied);
+        assert_eq!(by_rule.rule.unwrap().label, "use-services");
+        assert_eq!(by_rule.reason, None);
     }
 }

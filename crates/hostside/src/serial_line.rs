@@ -232,7 +232,7 @@ fn tell(vm: &str, event: &PeerEvent) {
 fn refusal(reason: Reason) -> Refusal {
     let kind = match reason {
         Reason::NoListener | Reason::UnknownCid => RefusalKind::NobodyListens,
-        Reason::Denied | Reason::OwnPort => RefusalKind::Forbidden,
+        Reason::Denied | Reason::EgressDenied | Reason::OwnPort => RefusalKind::Forbidden,
         Reason::BacklogFull => RefusalKind::Busy,
         limit if limit.is_limit() => RefusalKind::Busy,
         _ => RefusalKind::Failed,

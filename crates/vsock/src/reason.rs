@@ -20,6 +20,10 @@ pub enum Reason {
     #[error("no rule allows it")]
     Denied,
     #[error(
+        "egress refused the destination that it was asked for: `ringdown why VM name:NAME PORT` says why"
+    )]
+    EgressDenied,
+    #[error(
         "this port of a VM is for its host alone: no rule or redirection leads there, and it cannot be published"
     )]
     OwnPort,
@@ -104,13 +108,14 @@ impl From<RuleLimit> for Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 35] = [
+    pub const ALL: [Reason; 36] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
         Reason::HostFailed,
         Reason::UnknownCid,
         Reason::Denied,
+        Reason::EgressDenied,
         Reason::OwnPort,
         Reason::AgentAway,
         Reason::AgentTooOld,
@@ -151,6 +156,7 @@ impl Reason {
             Reason::HostFailed => "ended_host_failed",
             Reason::UnknownCid => "ended_unknown_cid",
             Reason::Denied => "ended_denied",
+            Reason::EgressDenied => "ended_egress_denied",
             Reason::OwnPort => "ended_own_port",
             Reason::AgentAway => "ended_agent_away",
             Reason::AgentTooOld => "ended_agent_too_old",

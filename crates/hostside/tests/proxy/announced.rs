@@ -81,7 +81,7 @@ fn a_call_that_is_refused_is_reset_and_the_announcer_learns_why() {
     let port = closed.port();
     for (name, reason, code) in [
         ("a.example", Reason::NoListener, 5),
-        ("b.example", Reason::Denied, 2),
+        ("b.example", Reason::EgressDenied, 2),
     ] {
         let to = format!("{name}:{port}");
         let (announcer, accepted) = announce(&egress.stand, egress.id, ANNOUNCER, &to);

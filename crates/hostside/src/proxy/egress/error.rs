@@ -97,7 +97,7 @@ impl EgressError {
             EgressError::Refused { .. } => Reason::NoListener,
             EgressError::Unreachable { .. } | EgressError::UnknownName => Reason::Unreachable,
             EgressError::TimedOut { .. } | EgressError::LookupTimedOut => Reason::ServiceTimedOut,
-            error if error.is_denial() => Reason::Denied,
+            error if error.is_denial() => Reason::EgressDenied,
             _ => Reason::HostFailed,
         }
     }
