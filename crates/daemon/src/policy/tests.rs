@@ -1144,7 +1144,7 @@ fn what_can_hardly_be_meant_is_found_with_its_place() {
         (
             house("[[rule]]\nname = \"late\"\nfrom = \"ci\"\nto = \"ci\"\nport = 22\naction = \"allow\""),
             Unreachable,
-            "line 70, column 1: rule 7 \"late\" (ringdown.toml: line 70, column 1) never matches: rule 1 \"no-ssh\" (ringdown.toml: line 27, column 1) \
+            "line 70, column 1: rule 7 \"late\" never matches: rule 1 \"no-ssh\" (ringdown.toml: line 27, column 1) \
              comes before it and matches everything that it would",
         ),
         (rule("web", "dbb"), UnknownVm, "there is no VM named \"dbb\" (did you mean \"db\"?); correct the name, or add the VM: the rule holds for it then"),
@@ -1201,10 +1201,10 @@ fn what_egress_does_not_open_by_a_rule_is_found() {
         format!("{head}{}", rules.iter().map(rule).collect::<String>())
     };
     let (any, own, named) = ("\"any\"", "\"address:127.0.0.1\"", "\"name:in.test\"");
-    let of_any = "rule 1 (ringdown.toml: line 12, column 1) allows \"in.test\" and does not open what [hosts] lists there: addresses of the host";
+    let of_any = "rule 1 allows \"in.test\" and does not open what [hosts] lists there: addresses of the host";
     let later = |what: &str| {
         format!(
-            "rule 2 (ringdown.toml: line 16, column 1) does not open {what}: rule 1 (ringdown.toml: line 12, column 1) comes before it and decides, and \
+            "rule 2 does not open {what}: rule 1 (ringdown.toml: line 12, column 1) comes before it and decides, and \
              does not name it, so that egress refuses it; move it up, before rule 1"
         )
     };
@@ -1415,4 +1415,22 @@ fn so_many_rules_are_listed_and_the_others_counted() {
         let listing = book(&rule.repeat(count)).listing();
         assert_eq!((listing.rules.len(), listing.more), (listed, more));
     }
+}
+
+#[test]
+fn no_rule_is_recommended_where_none_would_help() {
+    let rule = "[[rule]]\nfrom = \"web\"\nto = \"box\"\nport = 22\naction = \"allow\"\n";
+    let vms = "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"box\"\nserial = true\n";
+    let book = book(&format!("{vms}{rule}"));
+    let answer = book.ask("web", "box", 5432).unwrap();
+    assert_eq!(answer.verdict, PolicyVerdict::Denied);
+    let words = "nor would one help: a serial port carries calls to the guest's agent alone";
+    assert!(answer.why.contains(words), "{}", answer.why);
+    assert_eq!(answer.passed_over, []);
+    let itself = book.ask("web", "web", 80).unwrap();
+    assert!(
+        itself.why.contains("no rule lets a VM call itself"),
+        "{}",
+        itself.why
+    );
 }

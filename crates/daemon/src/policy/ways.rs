@@ -70,10 +70,17 @@ impl Rulebook {
             self.keep_to_offers(answer, line, (callee, port));
         }
         let obstacle = self.obstacle(decision, caller, (callee, port));
-        if let Some(obstacle) = obstacle.filter(|_| answer.verdict != PolicyVerdict::Denied) {
-            answer.verdict = PolicyVerdict::Denied;
-            answer.redirect = None;
-            answer.why = format!("{}, but {obstacle}", answer.why);
+        match (obstacle, answer.verdict, decision.rule) {
+            // Who is denied for want of a rule would look for one.
+            (Some(obstacle), PolicyVerdict::Denied, None) => {
+                answer.why = format!("{}; nor would one help: {obstacle}", answer.why);
+            }
+            (None, ..) | (_, PolicyVerdict::Denied, _) => {}
+            (Some(obstacle), ..) => {
+                answer.verdict = PolicyVerdict::Denied;
+                answer.redirect = None;
+                answer.why = format!("{}, but {obstacle}", answer.why);
+            }
         }
     }
 
