@@ -333,10 +333,19 @@ impl VmStatus {
         another.or(self.last_fault.as_deref())
     }
 
+    /// Whether nothing in its guest answers any more, though something did. The driver lets go of the line in a guest that is suspended, as in one that reboots.
+    pub fn is_quiet(&self) -> bool {
+        let heard = self.counters.get("packets_from_guest");
+        self.state == VmState::Attached && heard.is_some_and(|count| *count > 0)
+    }
+
     /// How far it has come, in words, with what went wrong before that.
     pub fn state_in_words(&self) -> String {
         let is_unplugged = self.kind == LineKind::Serial && !self.attached;
         let meaning = match self.state {
+            VmState::Attached if self.is_quiet() => {
+                "a VMM is attached, but nothing in its guest answers any more: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup)"
+            }
             VmState::Booted if is_unplugged => {
                 "its VMM has left its serial port; what is open waits for it for a minute"
             }

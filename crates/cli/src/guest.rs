@@ -33,7 +33,7 @@ pub enum GuestError {
     #[error("no permission to connect to the VM's host socket {}: {}", path.display(), access_remedy(path))]
     Denied { path: PathBuf },
     #[error(
-        "the guest's agent cannot be reached: {reason}; is ringdown-agent running in the guest?"
+        "the guest's agent cannot be reached: {reason}; is ringdown-agent running in the guest, and is the guest awake? After `ringdown suspend` its VMM has to wake it up"
     )]
     Refused {
         /// The reason as the daemon gave it.
@@ -41,7 +41,9 @@ pub enum GuestError {
     },
     #[error("the host socket gave an unexpected answer to CONNECT: {0}; expected OK or ERR")]
     Answer(String),
-    #[error("the guest's agent did not answer within {seconds} s; is the VM paused or very busy?")]
+    #[error(
+        "the guest's agent did not answer within {seconds} s; is the VM paused, suspended or very busy?"
+    )]
     NoAnswer {
         /// How long it was waited for.
         seconds: u64,

@@ -125,6 +125,11 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
                 "start its VMM with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all; if it is, see that its guest has a driver that follows the virtio specification"
             ),
         ),
+        VmState::Attached if vm.is_quiet() => Finding::warning(
+            about,
+            found,
+            "give the guest time to boot, or have its VMM wake it up",
+        ),
         VmState::Attached if vm.kind == LineKind::Serial => Finding::warning(
             about,
             found,

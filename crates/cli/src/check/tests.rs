@@ -239,6 +239,12 @@ fn a_guest_that_does_not_answer_is_looked_at_by_its_kind_of_line() {
         "{serial}"
     );
     assert!(remedy("vsock").contains("share=on"));
+    let asleep = VmStatus {
+        counters: [("packets_from_guest".to_owned(), 1)].into(),
+        ..vm("vsock", "attached")
+    };
+    let remedy = daemon_state::guest(&asleep).remedy.unwrap();
+    assert!(remedy.contains("have its VMM wake it up"), "{remedy}");
 }
 
 #[test]

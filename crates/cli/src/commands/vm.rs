@@ -83,7 +83,11 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
         eprintln!("no VMs yet: add one with `ringdown vm add NAME`");
         return Ok(());
     }
-    print(&table(&list.vms))
+    print(&table(&list.vms))?;
+    for vm in list.vms.iter().filter(|vm| vm.is_quiet()) {
+        eprintln!("{}: {}", vm.full_name(), vm.state_in_words());
+    }
+    Ok(())
 }
 
 /// Removes a VM.
@@ -215,6 +219,18 @@ mod tests {
             generation: String::new(),
             capabilities: Vec::new(),
         };
+        let booting = vm("a", VmState::Attached, None);
+        assert!(!booting.is_quiet());
+        let asleep = VmStatus {
+            counters: [("packets_from_guest".to_owned(), 7)].into(),
+            ..booting
+        };
+        assert!(asleep.is_quiet());
+        assert!(
+            asleep
+                .state_in_words()
+                .contains("as after `ringdown suspend`")
+        );
         let text = table(&[
             vm("a", VmState::Waiting, None),
             vm("database", VmState::Ready, Some(agent)),
