@@ -17,7 +17,7 @@ the command cannot gain privileges, as by sudo.
 The command's processes are carried until the command itself ends. docs/run.md says what is carried and what is not.
 
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if there is no such command, 126 if it cannot be executed, 1 if it cannot be
-supervised, 2 if the command line is wrong: nothing was started then.")]
+supervised or a VM of --unix is not there, 2 if the command line is wrong: nothing was started then.")]
 pub struct RunArguments {
     /// Have connections to this UNIX socket go to the port of a VM; NAME may be DOMAIN/NAME; may be repeated
     #[arg(long, value_name = "PATH=NAME:PORT")]

@@ -50,12 +50,22 @@ pub fn run(client: Client, options: RunArguments) -> Result<u8, Failure> {
     }
     let routes = options.unix.iter().map(|text| Route::parse(text));
     let routes: Result<Vec<_>, _> = routes.collect();
+    let routes = routes.map_err(Failure::usage)?;
+    for route in &routes {
+        match client.find(&route.vm) {
+            Ok(Some(_)) => {}
+            // Misspelt, mostly. The daemon's answer says what may be meant.
+            Ok(None) => drop(client.show(&route.vm)?),
+            // It is asked again at each connection.
+            Err(_) => break,
+        }
+    }
     let settings = Settings {
         directory: Box::new(Daemon {
             client,
             domain: options.domain,
         }),
-        routes: routes.map_err(Failure::usage)?,
+        routes,
         timeout: Duration::from_secs(options.connect_timeout),
         verbose: options.verbose,
     };
