@@ -321,9 +321,11 @@ fn ended(stop: Stop) -> Ended {
     match stop {
         Stop::Broken(error) => Ended::Broken(error.to_string()),
         Stop::Reported(report) if report.kind == ErrorKind::Busy => Ended::Broken(report.message),
-        Stop::Reported(report) | Stop::Failed(report) => {
-            Ended::Final(CopyError::Stopped(report.message))
+        Stop::Reported(report) => {
+            let message = format!("in the guest: {}", report.message);
+            Ended::Final(CopyError::Stopped(message))
         }
+        Stop::Failed(report) => Ended::Final(CopyError::Stopped(report.message)),
         Stop::Cancelled => Ended::Final(CopyError::Interrupted),
     }
 }

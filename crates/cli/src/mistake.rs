@@ -16,9 +16,16 @@ pub(crate) fn clearer(mut error: Error, command: &Command) -> Error {
         }
         ErrorKind::UnknownArgument if word(&error, ContextKind::InvalidArg) == "--json" => {
             // The parser names some command that has the option.
-            let tip = "write --json behind the command, as in `ringdown vm ls --json`";
-            let tip = ContextValue::StyledStrs(vec![StyledStr::from(tip)]);
-            error.insert(ContextKind::Suggested, tip);
+            suggest(&mut error, |usage| match usage.ends_with("<COMMAND>") {
+                true => Some("write --json behind the command, as in `ringdown vm ls --json`"),
+                false => Some("this command has no --json; docs/api.md lists those that have it"),
+            });
+        }
+        ErrorKind::UnknownArgument if word(&error, ContextKind::InvalidArg) == "-i" => {
+            suggest(&mut error, |usage| {
+                let is_exec = usage.contains("ringdown exec ");
+                is_exec.then_some("leave -i out: standard input is the command's in any case, and -t alone gives it a terminal")
+            });
         }
         ErrorKind::ValueValidation => {
             let source = error.source().and_then(|source| source.downcast_ref());
@@ -35,6 +42,15 @@ pub(crate) fn clearer(mut error: Error, command: &Command) -> Error {
         _ => {}
     }
     error
+}
+
+/// Gives a tip that depends on the usage, which names the command.
+fn suggest(error: &mut Error, tip: impl Fn(&str) -> Option<&'static str>) {
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string);
+    if let Some(tip) = tip(usage.unwrap_or_default().trim_end()) {
+        let tip = ContextValue::StyledStrs(vec![StyledStr::from(tip)]);
+        error.insert(ContextKind::Suggested, tip);
+    }
 }
 
 fn word(error: &Error, kind: ContextKind) -> &str {
@@ -91,6 +107,14 @@ mod tests {
                 &["--json", "vm", "ls"][..],
                 "write --json behind the command",
             ),
+            (&["--json", "exec", "web", "ls"], "write --json behind"),
+            (&["vm", "--json", "ls"], "write --json behind"),
+            (
+                &["exec", "--json", "web", "ls"],
+                "this command has no --json",
+            ),
+            (&["shutdown", "web", "--json"], "this command has no --json"),
+            (&["exec", "-it", "web", "sh"], "leave -i out"),
             (&["stat"], "'stats'"),
             (
                 &["exec", "--wait", "x", "web", "ls"],

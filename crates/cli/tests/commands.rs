@@ -135,9 +135,9 @@ fn wrong_words_end_with_2_and_the_remedy() {
         ),
         (
             &["cp", "a", "b"],
-            "no place is in a guest: write one of them as NAME:PATH",
+            "no path names a VM: write one of them as NAME:PATH",
         ),
-        (&["cp", "-", "b"], "no place is in a guest"),
+        (&["cp", "-", "b"], "no path names a VM"),
         (
             &["cp", "web:a", "b", "."],
             "some of the sources are in a guest and others are not",

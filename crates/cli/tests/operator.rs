@@ -112,7 +112,7 @@ fn a_check_finds_what_cannot_be_meant_and_its_exit_code_says_so() {
     let found = check(&covered);
     assert_eq!(found.code, Some(1), "{}", found.err);
     assert!(
-        found.out.contains("line 16, column 1: rule 3 ("),
+        found.out.contains("line 16, column 1: rule 3 never"),
         "{}",
         found.out
     );

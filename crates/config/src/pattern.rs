@@ -189,7 +189,11 @@ pub fn parse_dns_name(text: &str) -> Result<String, InputError> {
     if name.len() <= MAX_DNS_NAME_LEN && name.split('.').all(good_label) {
         return Ok(name);
     }
+    let has_port = text
+        .rsplit_once(':')
+        .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     let remedy = match text.is_ascii() {
+        true if has_port => "write the name alone; of a rule, the port belongs into port = …",
         true => {
             "write it like \"deb.debian.org\", or \"*.debian.org\" for every name below debian.org"
         }

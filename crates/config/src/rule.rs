@@ -171,6 +171,13 @@ fn parse_action(text: &str) -> Result<Verdict, InputError> {
     match text {
         "allow" => Ok(Verdict::Allow),
         "deny" => Ok(Verdict::Deny),
+        "redirect" => Err(InputError::Malformed {
+            expected: "\"allow\" or \"deny\"",
+            found: text.to_owned(),
+            remedy:
+                "leave action out, and write redirect = \"VM:PORT\" or redirect = \"service:NAME\""
+                    .to_owned(),
+        }),
         other => Err(InputError::Word {
             key: "action",
             found: other.chars().take(64).collect(),

@@ -89,7 +89,7 @@ fn direction(
         .count();
     match destination {
         Place::Local(_) | Place::Stream if guests == 0 => Err(Failure::usage(
-            "no place is in a guest: write one of them as NAME:PATH, such as web:/srv",
+            "no path names a VM: write one of them as NAME:PATH, such as web:/srv",
         )),
         Place::Guest { .. } if guests > 0 => Err(Failure::usage(
             "both places are in guests: copy to this host first, or use `ringdown cp ONE:PATH - | ringdown cp - OTHER:PATH`",

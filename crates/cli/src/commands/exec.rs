@@ -9,6 +9,9 @@ use crate::client::Client;
 use crate::exec::{self, ExecOptions};
 use crate::failure::Failure;
 
+/// The exit code if the guest has no such command.
+const NO_COMMAND: u8 = 127;
+
 /// Runs the command and returns its exit code.
 ///
 /// # Errors
@@ -26,7 +29,19 @@ pub fn run(client: &Client, options: Exec) -> Result<u8, Failure> {
         directory: options.cwd,
         terminal: options.tty,
     };
-    exec::run(&vm.host, exec_options).map_err(|error| Failure::with_code(error.exit_code(), error))
+    let hint = line_hint(&exec_options.command);
+    exec::run(&vm.host, exec_options).map_err(|error| match (error.exit_code(), hint) {
+        (NO_COMMAND, Some(hint)) => Failure::with_code(NO_COMMAND, format!("{error}; {hint}")),
+        (code, _) => Failure::with_code(code, error),
+    })
+}
+
+/// Where one word is a whole line: ssh gives it to a shell, and `exec` does not.
+fn line_hint(command: &[OsString]) -> Option<&'static str> {
+    let [line] = command else { return None };
+    line.as_bytes()
+        .contains(&b' ')
+        .then_some("a line is for a shell to read: `ringdown exec NAME -- sh -c 'LINE'`")
 }
 
 fn variable(text: &OsStr) -> Result<(OsString, OsString), Failure> {
@@ -49,6 +64,15 @@ fn variable(text: &OsStr) -> Result<(OsString, OsString), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_in_one_word_is_for_a_shell() {
+        let hint =
+            |words: &[&str]| line_hint(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert!(hint(&["ls -l /"]).unwrap().contains("sh -c"));
+        assert_eq!(hint(&["ls"]), None);
+        assert_eq!(hint(&["my prog", "x"]), None);
+    }
 
     #[test]
     fn a_variable_has_a_name_and_anything_as_its_value() {

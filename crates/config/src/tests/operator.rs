@@ -243,6 +243,15 @@ fn each_bad_table_is_refused_with_its_place_and_remedy() {
             "line 4, column 10: action cannot be \"alow\": did you mean \"allow\"? write \"allow\" or \"deny\"",
         ),
         (
+            rule("redirect = \"x\"\naction = \"redirect\""),
+            "leave action out, and write redirect = ",
+        ),
+        (
+            "[[rule]]\nfrom = \"db\"\nto = \"name:intranet.example:8099\"\naction = \"allow\""
+                .into(),
+            "of a rule, the port belongs into port = ",
+        ),
+        (
             rule("action = true"),
             "\"action\" must be a string, found boolean",
         ),

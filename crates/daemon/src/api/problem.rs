@@ -84,7 +84,7 @@ impl From<ControlError> for Failure {
             ControlError::Ask(AskError::NoPort) => Kind::InvalidRequest,
             ControlError::Ask(AskError::UnknownService { .. }) => Kind::UnknownService,
             ControlError::Unknown { .. }
-            | ControlError::Ask(AskError::UnknownVm { .. })
+            | ControlError::Ask(AskError::UnknownVm { .. } | AskError::Published { .. })
             | ControlError::Line(LineError::Unknown { .. }) => Kind::UnknownVm,
             ControlError::Runtime(RuntimeError::System { .. }) => Kind::Internal,
             ControlError::Runtime(_) => Kind::SocketUnavailable,

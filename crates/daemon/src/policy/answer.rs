@@ -54,6 +54,14 @@ pub enum AskError {
         nearest: Option<String>,
     },
     #[error(
+        "there is no VM named {name:?}, and {name:?} is a published port: ask about what it leads to, as in `ringdown why host {vm} {port}`"
+    )]
+    Published {
+        name: String,
+        vm: String,
+        port: GuestPort,
+    },
+    #[error(
         "there is no service named {name:?}{}: ask about one that exists",
         did_you_mean(nearest)
     )]
@@ -303,6 +311,17 @@ impl Rulebook {
         of_place.map(|publish| publish.name.as_str())
     }
 
+    /// What to ask about in place of the name of a published port, if it is one.
+    fn published_by_name(&self, name: &str) -> Option<AskError> {
+        let mut publishes = self.publishes.iter().map(|publish| &publish.value);
+        let publish = publishes.find(|publish| publish.name == name)?;
+        Some(AskError::Published {
+            name: name.to_owned(),
+            vm: full_name(&publish.to.domain, &publish.to.vm),
+            port: publish.to.port.clone(),
+        })
+    }
+
     /// By which names a vsock port of a VM is published, in words.
     fn published_as(&self, line: &LineSpec, port: u32) -> Option<String> {
         let of_port = self.published(line);
@@ -412,7 +431,11 @@ impl Rulebook {
                 }
             }
             None if text == "host" => Ok(To::Listener),
-            None => Ok(To::Vm(self.vm(text, Stands::Asked)?)),
+            None => {
+                let line = self.vm(text, Stands::Asked);
+                let published = |error| self.published_by_name(text).unwrap_or(error);
+                Ok(To::Vm(line.map_err(published)?))
+            }
             Some(_) => Err(InputError::Malformed {
                 expected: "one callee",
                 found: text.chars().take(128).collect(),

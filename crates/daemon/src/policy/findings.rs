@@ -438,10 +438,12 @@ impl Found {
     }
 
     pub(super) fn at<T>(self, written: &Written<T>) -> Finding {
+        // The place begins the line: the rule's words need not end with it.
+        let place = format!(" ({})", written.place);
         Finding {
             kind: self.kind,
             place: written.place.clone(),
-            message: self.message,
+            message: self.message.replace(&place, ""),
             remedy: self.remedy,
         }
     }

@@ -1434,3 +1434,15 @@ fn no_rule_is_recommended_where_none_would_help() {
         itself.why
     );
 }
+
+#[test]
+fn a_published_port_in_the_place_of_a_vm_leads_to_the_question_that_is_meant() {
+    let book = book(SERIAL);
+    for (name, words) in [
+        ("raw", "`ringdown why host box 80`"),
+        ("site", "`ringdown why host box tcp:127.0.0.1:80`"),
+    ] {
+        let error = book.ask_at("host", name, None).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+}
