@@ -343,6 +343,37 @@ fn another_user_has_a_way_out_too() {
     assert!(said.contains("Permission denied"), "{said}");
 }
 
+fn asks_servers(scene: &Scene) {
+    scene.good(&format!("cat > /tmp/nobody.py <<'END'\n{AS_NOBODY}\nEND"));
+    let nobody = "python3 /tmp/nobody.py";
+    // It takes answers of the server only that it has asked.
+    for server in ["192.0.2.53", "2001:db8::53", "127.0.0.53"] {
+        let dig = format!("dig +short +tries=1 +timeout=60 @{server} web.allowed.test");
+        for line in [
+            format!("ringdown-agent run -- {dig}"),
+            format!("ringdown-agent run -- {nobody} {dig}"),
+            format!("{nobody} ringdown-agent run -- {dig}"),
+        ] {
+            assert_eq!(scene.good(&line), "198.18.0.2", "{line}");
+        }
+    }
+    let elsewhere = "ringdown-agent run -- dig +tries=1 @192.0.2.53 -p 54 web.allowed.test";
+    let said = scene.bad(elsewhere);
+    assert!(said.contains("network unreachable"), "{said}");
+}
+
+#[test]
+fn an_answer_comes_from_the_server_that_was_asked() {
+    let (_alone, scene) = scene();
+    asks_servers(&scene);
+}
+
+#[test]
+fn an_answer_comes_from_the_server_that_was_asked_under_an_older_kernel() {
+    let (_alone, scene) = old_scene();
+    asks_servers(&scene);
+}
+
 fn connects_without_blocking(scene: &Scene) {
     scene.good(&format!("cat > /tmp/dial.py <<'END'\n{NONBLOCKING}\nEND"));
     let (port, closed) = (scene.port, scene.closed);

@@ -10,7 +10,7 @@ use agent::forward::Forward;
 use agent::freezer;
 use agent::launch;
 use agent::server::Server;
-use agent::transparent::Run;
+use agent::transparent::{self, Run};
 use agent::transport::Endpoint;
 use wire::directory::Request as Question;
 
@@ -25,6 +25,12 @@ fn main() -> ExitCode {
     }
     if first.as_deref() == Some(freezer::SUBCOMMAND.as_ref()) {
         return freezer::run(arguments);
+    }
+    if first.as_deref() == Some(transparent::SUBCOMMAND.as_ref()) {
+        return match transparent::make_datagram_sockets() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
     }
     if first.as_deref() == Some("run".as_ref()) {
         return run(arguments);

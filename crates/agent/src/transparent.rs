@@ -11,8 +11,10 @@
 //!   non-blocking socket is being connected for as long as it really is. A program that changes its memory meanwhile changes nothing.
 //! - Where announcements are not offered (this process is not root's, the host is older), this process says on the socket where to, reads the answer to its
 //!   last byte and not further, and then has the program's call succeed, or fail with what the answer means ([`way::open`]), also of a non-blocking socket.
-//! - `socket` of a UDP socket gives the program one end of a pair, whose other end the resolver has ([`resolver`]). Whatever server a program asks at port 53, the resolver answers, with
-//!   addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so that the policy decides by the name.
+//! - `socket` of a UDP socket gives the program one of the kernel's, of a network namespace in which every address has the resolver ([`resolver`]) at port 53, and no foreign one anything else
+//!   ([`datagrams`]). Where there are no such namespaces, it is one end of a pair, whose other end the resolver has.
+//! - Whatever server a program asks at port 53, the resolver answers, with addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so
+//!   that the policy decides by the name.
 //! - An address of the guest's own is its kernel's: a socket of the kernel's takes the program's place at `connect`, `bind` or `listen`.
 //! - `getsockname`, `getpeername`, `getsockopt` and `setsockopt` say what fits. What they say is remembered by the kernel's number of the socket ([`sockets`]).
 //! - Everything else goes on to the kernel.
@@ -21,6 +23,7 @@
 //! fail with `ENOSYS`; circuits that are there go on.
 
 mod address;
+mod datagrams;
 mod dns;
 mod names;
 mod resolver;
@@ -38,6 +41,8 @@ use sys::supervise::{self, SpawnError, Supervision, SystemCall, Watched, When};
 use wire::directory::Request;
 
 use crate::directory;
+pub use datagrams::SUBCOMMAND;
+use datagrams::Starting;
 use supervisor::Supervisor;
 use way::{VsockWay, Way};
 
@@ -61,6 +66,8 @@ const fn watch(call: SystemCall, when: When) -> Watched {
 
 /// What stops on its way to the kernel. Everything else is as fast as ever.
 const WATCHED: [Watched; 19] = [
+    watch(SystemCall::SendTo, When::Points(4)),
+    watch(SystemCall::ReceiveFrom, When::Points(4)),
     watch(SystemCall::Socket, When::Are(&[(0, AF_INET)])),
     watch(SystemCall::Socket, When::Are(&[(0, AF_INET6)])),
     watch(SystemCall::Connect, When::Always),
@@ -90,16 +97,21 @@ const WATCHED: [Watched; 19] = [
         SystemCall::GetSockOpt,
         When::Are(&[(1, SOL_SOCKET), (2, SO_ERROR)]),
     ),
-    watch(SystemCall::SendTo, When::Points(4)),
-    watch(SystemCall::ReceiveFrom, When::Points(4)),
 ];
 
-const SUPERVISION: Supervision<'_> = Supervision {
-    watched: &WATCHED,
-    // It makes the calls above past the filter. Programs do without it.
-    missing: &[SystemCall::IoUringSetup],
-    may_gain_privileges: true,
-};
+/// How many of them, at the beginning, are about datagram sockets that are not the kernel's own.
+const WATCHED_FOR_PAIRS: usize = 2;
+
+/// What is done about a program's calls.
+fn supervision(has_pairs: bool) -> Supervision<'static> {
+    let unneeded = if has_pairs { 0 } else { WATCHED_FOR_PAIRS };
+    Supervision {
+        watched: &WATCHED[unneeded..],
+        // It makes the calls above past the filter. Programs do without it.
+        missing: &[SystemCall::IoUringSetup],
+        may_gain_privileges: true,
+    }
+}
 
 /// What is run, and how.
 #[derive(Debug, PartialEq, Eq)]
@@ -218,6 +230,8 @@ impl Run {
             let words = "this guest has no vsock device (its line is serial?): use `ringdown-agent forward`";
             return Err(RunError::NoWay(words.to_owned()));
         }
+        // It is ready when the host has answered.
+        let datagrams = start_datagrams();
         let port = match &self.egress {
             Egress::Port(port) => *port,
             Egress::Named(name) => port_of(name).map_err(RunError::NoWay)?,
@@ -227,21 +241,28 @@ impl Run {
         tried.map_err(|error| {
             RunError::NoWay(format!("there are no vsock sockets in this guest: {error}"))
         })?;
-        self.run_by(Box::new(way))
+        self.run_by(Box::new(way), datagrams)
     }
 
-    fn run_by(self, way: Box<dyn Way>) -> Result<u8, RunError> {
+    fn run_by(self, way: Box<dyn Way>, starting: io::Result<Starting>) -> Result<u8, RunError> {
         let local = |what| move |source| RunError::Local { what, source };
         let foreground = Foreground::begin().map_err(local("take the program's signals"))?;
+        let datagrams = starting.and_then(Starting::finish);
+        if let (Err(error), true) = (&datagrams, self.is_verbose) {
+            eprintln!(
+                "ringdown-agent run: datagrams do not show where they come from: no network namespace: {error}"
+            );
+        }
+        let datagrams = datagrams.ok();
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);
         let program = self.program;
-        let spawned = supervise::spawn(command, &SUPERVISION);
+        let spawned = supervise::spawn(command, &supervision(datagrams.is_none()));
         let (child, listener) = spawned.map_err(|source| RunError::Spawn { program, source })?;
         // The program keeps its own limit. A call under way needs up to four descriptors here.
         let _ = sys::descriptors::raise_limit();
-        let supervisor =
-            Supervisor::new(listener, way, self.is_verbose).map_err(local("watch the program"))?;
+        let supervisor = Supervisor::new(listener, way, datagrams, self.is_verbose)
+            .map_err(local("watch the program"))?;
         let supervisor = Arc::new(supervisor);
         let thread = std::thread::Builder::new().name("supervisor".into());
         thread
@@ -251,6 +272,22 @@ impl Run {
             .attend(&child)
             .map_err(local("wait for the program"))
     }
+}
+
+/// Starts this program once more, as what makes datagram sockets.
+fn start_datagrams() -> io::Result<Starting> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(SUBCOMMAND);
+    Starting::by(command)
+}
+
+/// What this program does then: makes sockets for whom has the other end of standard input.
+///
+/// # Errors
+/// The other end is gone.
+pub fn make_datagram_sockets() -> io::Result<()> {
+    let asking = rustix::io::dup(rustix::stdio::stdin())?;
+    datagrams::namespace::serve(asking.into())
 }
 
 /// The port of a service that this guest may call.

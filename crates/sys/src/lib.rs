@@ -4,6 +4,7 @@
 //! - [`ethernet`] opens tap devices and packet sockets.
 //! - [`foreground`] is the parent of one command: its signals, its exit code.
 //! - [`links`] finds files by paths that no other user can lead astray.
+//! - [`namespaces`] gives this process a network namespace of its own.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.
 //! - [`sockets`] says whether a process listens at a UNIX socket, and sets options.
 //! - [`supervise`] starts programs of which some system calls are answered here.
@@ -12,6 +13,7 @@ pub mod descriptors;
 pub mod ethernet;
 pub mod foreground;
 pub mod links;
+pub mod namespaces;
 pub mod peer;
 pub mod sockets;
 pub mod supervise;

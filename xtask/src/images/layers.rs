@@ -61,11 +61,18 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
     },
     ForeignLayer {
         name: "net",
-        title: "curl, git, pip",
-        packages: &["curl", "git", "python3-minimal", "python3-pip"],
+        title: "curl, git, pip, dig",
+        packages: &[
+            "bind9-dnsutils",
+            "curl",
+            "git",
+            "python3-minimal",
+            "python3-pip",
+        ],
         paths: &[
             "etc/ssl/openssl.cnf",
             "usr/bin/curl",
+            "usr/bin/dig",
             "usr/bin/git",
             "usr/bin/pip3",
             "usr/bin/python3",

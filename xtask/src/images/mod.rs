@@ -94,7 +94,7 @@ impl KernelChoice {
 /// The package files that stand for what was asked, kept so that a second run needs no network.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Resolved {
-    /// A kernel's name or `busybox`, to one package file; a foreign layer, to the files of its closure.
+    /// A kernel's name or `busybox`, to one package file; a foreign layer and its packages, to the files of their closure.
     files: BTreeMap<String, Vec<String>>,
 }
 
@@ -224,7 +224,9 @@ impl<'a> Builder<'a> {
     }
 
     fn build_foreign(&mut self, layer: &ForeignLayer) -> Result<()> {
-        let names = self.package_files(layer.name, |apt| apt.download_closure(layer.packages))?;
+        // Another list of packages is another question.
+        let what = format!("{}: {}", layer.name, layer.packages.join(" "));
+        let names = self.package_files(&what, |apt| apt.download_closure(layer.packages))?;
         let mut inputs = Fingerprint::default()
             .with(RECIPE_VERSION)
             .with(names.join(" "));

@@ -1,12 +1,16 @@
 //! Answers the questions that programs send over their datagram sockets, in one thread for all of them.
 
-use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use nix::libc::{in_pktinfo, in6_pktinfo};
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg,
+};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -42,18 +46,25 @@ pub(crate) struct Resolver {
 }
 
 impl Resolver {
+    /// At the sockets `questions` arrive those of any number of the programs' sockets.
+    ///
     /// # Errors
     /// The system has no descriptor or no thread left.
     pub(crate) fn start(
         sockets: Arc<Mutex<Sockets>>,
         names: Arc<Mutex<Names>>,
+        questions: Vec<OwnedFd>,
     ) -> io::Result<Resolver> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        for (index, socket) in questions.iter().enumerate() {
+            let data = epoll::EventData::new_u64(u64::MAX - index as u64);
+            epoll::add(&epoll, socket, data, epoll::EventFlags::IN)?;
+        }
         let (own, known) = (Arc::clone(&epoll), Arc::clone(&names));
         std::thread::Builder::new()
             .name("resolver".into())
             .stack_size(STACK_LEN)
-            .spawn(move || run(&own, &sockets, &known))?;
+            .spawn(move || run(&own, &sockets, &questions, &known))?;
         Ok(Resolver {
             epoll,
             names,
@@ -94,7 +105,7 @@ impl Resolver {
     }
 }
 
-fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, names: &Mutex<Names>) {
+fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, questions: &[OwnedFd], names: &Mutex<Names>) {
     let mut events = Vec::with_capacity(MAX_EVENTS);
     loop {
         events.clear();
@@ -107,6 +118,11 @@ fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, names: &Mutex<Names>) {
         }
         for event in &events {
             let number = event.data.u64();
+            // The numbers of the kernel's sockets begin at 1, and never come near those from the other end.
+            if let Some(socket) = questions.get((u64::MAX - number) as usize) {
+                serve_all(socket, names);
+                continue;
+            }
             // Nothing panics while it holds the lock.
             let lock = || sockets.lock().unwrap_or_else(PoisonError::into_inner);
             let end = lock().get_mut(number).and_then(|socket| {
@@ -142,6 +158,40 @@ fn serve(end: &OwnedFd, is_asked: bool, names: &Mutex<Names>) -> bool {
         }
     }
     true
+}
+
+/// Answers what is there at a socket of the resolver's own, from the address that was asked. What cannot be answered is lost, as over UDP.
+fn serve_all(socket: &OwnedFd, names: &Mutex<Names>) {
+    for _ in 0..MAX_QUESTIONS {
+        if answer_asker(socket, names) == Err(nix::errno::Errno::EAGAIN) {
+            return;
+        }
+    }
+}
+
+fn answer_asker(socket: &OwnedFd, names: &Mutex<Names>) -> nix::Result<()> {
+    let mut bytes = [0; MAX_QUESTION_LEN];
+    let mut space = nix::cmsg_space!(in_pktinfo, in6_pktinfo);
+    let (len, asker, asked) = {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let (socket, flags) = (socket.as_raw_fd(), MsgFlags::MSG_DONTWAIT);
+        let got = recvmsg::<SockaddrStorage>(socket, &mut parts, Some(&mut space), flags)?;
+        (got.bytes, got.address, got.cmsgs()?.next())
+    };
+    let answer = {
+        let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+        dns::answer(&bytes[..len], &mut names)
+    };
+    let from = match &asked {
+        Some(ControlMessageOwned::Ipv4PacketInfo(info)) => ControlMessage::Ipv4PacketInfo(info),
+        Some(ControlMessageOwned::Ipv6PacketInfo(info)) => ControlMessage::Ipv6PacketInfo(info),
+        _ => return Ok(()),
+    };
+    if let (Some(answer), Some(asker)) = (answer, asker) {
+        let (parts, flags) = ([IoSlice::new(&answer)], MsgFlags::MSG_DONTWAIT);
+        sendmsg(socket.as_raw_fd(), &parts, &[from], flags, Some(&asker))?;
+    }
+    Ok(())
 }
 
 fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>) -> io::Result<()> {

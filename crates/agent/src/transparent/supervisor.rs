@@ -11,6 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::supervise::{Listener, PendingCall, SystemCall, Thread, errno};
 
 use super::address::{Family, Given, MAX_ADDRESS_LEN};
+use super::datagrams::Datagrams;
 use super::names::Names;
 use super::resolver::Resolver;
 use super::sockets::{Kind, Progress, Socket, Sockets, number_of};
@@ -33,7 +34,7 @@ const SOCKET_TYPE_MASK: u64 = 0xf;
 
 const PROTOCOL_ICMP: u32 = 1;
 const PROTOCOL_TCP: u32 = 6;
-const PROTOCOL_UDP: u32 = 17;
+pub(crate) const PROTOCOL_UDP: u32 = 17;
 const PROTOCOL_ICMPV6: u32 = 58;
 
 /// What becomes of a call.
@@ -55,24 +56,32 @@ pub(crate) struct Supervisor {
     sockets: Arc<Mutex<Sockets>>,
     names: Arc<Mutex<Names>>,
     resolver: Resolver,
+    /// Where datagram sockets of the kernel's own come from, if there are such.
+    datagrams: Option<Datagrams>,
     waiting: Arc<AtomicUsize>,
     is_verbose: bool,
 }
 
 impl Supervisor {
+    /// With the source of datagram sockets come the sockets at which their questions arrive.
+    ///
     /// # Errors
     /// The system has no descriptor or no thread left.
     pub(crate) fn new(
         listener: Listener,
         way: Box<dyn Way>,
+        datagrams: Option<(Datagrams, Vec<OwnedFd>)>,
         is_verbose: bool,
     ) -> io::Result<Supervisor> {
         let sockets = Arc::default();
         let names = Arc::default();
+        let (datagrams, questions) = datagrams.unzip();
+        let (known, questions) = (Arc::clone(&names), questions.unwrap_or_default());
         Ok(Supervisor {
             listener,
             way,
-            resolver: Resolver::start(Arc::clone(&sockets), Arc::clone(&names))?,
+            resolver: Resolver::start(Arc::clone(&sockets), known, questions)?,
+            datagrams,
             sockets,
             names,
             waiting: Arc::default(),
@@ -164,23 +173,41 @@ impl Supervisor {
                 let socket = self.way.socket().map_err(errno)?;
                 (socket, Kind::Stream(Progress::New))
             }
-            (SocketType::DGRAM, 0 | PROTOCOL_UDP) => self.datagram_pair()?,
+            (SocketType::DGRAM, 0 | PROTOCOL_UDP) => match &self.datagrams {
+                Some(datagrams) => {
+                    let socket = datagrams.socket(family).map_err(no_datagrams)?;
+                    // From now on it is the kernel's business.
+                    return self.give(call, &socket, flags);
+                }
+                None => self.datagram_pair()?,
+            },
             // As where the range of groups that may ping is empty.
             (SocketType::DGRAM, PROTOCOL_ICMP | PROTOCOL_ICMPV6) => return Err(Errno::ACCESS),
             (SocketType::STREAM | SocketType::DGRAM, _) => return Err(Errno::PROTONOSUPPORT),
             (SocketType::RAW, _) => return Err(Errno::PERM),
             _ => return Err(Errno::SOCKTNOSUPPORT),
         };
-        rustix::io::ioctl_fionbio(&socket, flags.contains(SocketFlags::NONBLOCK))?;
         let number = self.remember(&socket, Socket::new(family, kind))?;
+        let given = self.give(call, &socket, flags);
+        if given.is_err() {
+            self.sockets().remove(number);
+        }
+        given
+    }
+
+    /// Has the call return a descriptor of this socket.
+    fn give(
+        &self,
+        call: &PendingCall,
+        socket: &OwnedFd,
+        flags: SocketFlags,
+    ) -> Result<Outcome, Errno> {
+        rustix::io::ioctl_fionbio(socket, flags.contains(SocketFlags::NONBLOCK))?;
         let close_on_exec = flags.contains(SocketFlags::CLOEXEC);
         let given = self
             .listener
             .answer_with_descriptor(call, socket.as_fd(), close_on_exec);
-        given.map_err(|error| {
-            self.sockets().remove(number);
-            errno(error)
-        })?;
+        given.map_err(errno)?;
         Ok(Outcome::Elsewhere)
     }
 
@@ -275,6 +302,14 @@ impl Supervisor {
 
     fn names(&self) -> MutexGuard<'_, Names> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why there is no datagram socket: the kernel's reason, or that the process is gone that makes them.
+fn no_datagrams(error: io::Error) -> Errno {
+    match errno(error) {
+        errno @ (Errno::AFNOSUPPORT | Errno::MFILE | Errno::NFILE) => errno,
+        _ => Errno::NOBUFS,
     }
 }
 

@@ -21,6 +21,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use wire::destination::{Destination, Host};
 use wire::socks::{self, Greeting, Reply};
 
+use super::datagrams::Datagrams;
 use super::*;
 
 /// What the program that is supervised is to do, if that is what this process is.
@@ -142,6 +143,14 @@ fn run(part: &str) -> (String, Vec<String>) {
 }
 
 fn run_by(part: &str, announces: bool) -> (String, Vec<String>) {
+    run_with(part, announces, None)
+}
+
+fn run_with(
+    part: &str,
+    announces: bool,
+    datagrams: Option<(Datagrams, Vec<OwnedFd>)>,
+) -> (String, Vec<String>) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("egress");
     let listener = UnixListener::bind(&path).unwrap();
@@ -162,8 +171,9 @@ fn run_by(part: &str, announces: bool) -> (String, Vec<String>) {
         ])
         .env(PART, part)
         .stdout(Stdio::piped());
-    let (child, listener) = supervise::spawn(command, &SUPERVISION).unwrap();
-    let supervisor = Supervisor::new(listener, Box::new(way), false).unwrap();
+    let supervision = supervision(datagrams.is_none());
+    let (child, listener) = supervise::spawn(command, &supervision).unwrap();
+    let supervisor = Supervisor::new(listener, Box::new(way), datagrams, false).unwrap();
     let supervisor = Arc::new(supervisor);
     std::thread::spawn(move || supervisor.run());
     let output = child.wait_with_output().unwrap();
@@ -187,6 +197,7 @@ fn supervised_part() {
         Ok("loopback") => loopback_part(),
         Ok("datagrams") => datagrams_part(),
         Ok("races") => races_part(),
+        Ok("kernel's datagrams") => kernels_datagrams_part(),
         _ => return,
     };
     println!("said <{said}>");
@@ -477,6 +488,108 @@ fn whatever_server_is_asked_the_answer_seems_to_be_its() {
     let expected = [Errno::NETUNREACH, Errno::NETUNREACH, Errno::ADDRNOTAVAIL];
     let expected = expected.map(|errno| errno.raw_os_error().to_string());
     assert_eq!(run("datagrams").0, expected.join(" "));
+}
+
+/// Sockets of a namespace, if this user may have one: from this program, as the process that makes them.
+fn namespace() -> Option<(Datagrams, Vec<OwnedFd>)> {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "transparent::tests::datagrams_process"])
+        .env(PART, "datagram sockets")
+        // A process of several threads gets no namespace without privileges.
+        .env("RUST_TEST_THREADS", "1");
+    match Starting::by(command).unwrap().finish() {
+        Ok(begun) => Some(begun),
+        Err(error) => {
+            println!("not tried: this user has no network namespaces here: {error}");
+            None
+        }
+    }
+}
+
+/// Not a test of its own.
+#[test]
+fn datagrams_process() {
+    if std::env::var(PART).as_deref() == Ok("datagram sockets") {
+        make_datagram_sockets().unwrap();
+    }
+}
+
+fn kernels_datagrams_part() -> String {
+    use nix::sys::socket::{
+        ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, recvmsg, sendmmsg,
+        sendmsg,
+    };
+    use std::io::{IoSlice, IoSliceMut};
+    use std::os::fd::AsRawFd;
+    for server in ["203.0.113.9:53", "[2001:db8::9]:53", "127.0.0.53:53"] {
+        let server: SocketAddr = server.parse().unwrap();
+        let any = if server.is_ipv4() {
+            "0.0.0.0:0"
+        } else {
+            "[::]:0"
+        };
+        let socket = UdpSocket::bind(any).unwrap();
+        let timeout = Some(Duration::from_secs(20));
+        socket.set_read_timeout(timeout).unwrap();
+        let descriptor = socket.as_raw_fd();
+        // With addresses, in each way that there is.
+        let to = SockaddrStorage::from(server);
+        let none = MsgFlags::empty();
+        let parts = [IoSlice::new(&QUESTION[..10]), IoSlice::new(&QUESTION[10..])];
+        sendmsg(descriptor, &parts, &[], none, Some(&to)).unwrap();
+        let mut answer = [0; 512];
+        let mut space = nix::cmsg_space!(nix::libc::in6_pktinfo);
+        let mut room = [IoSliceMut::new(&mut answer)];
+        let got = recvmsg::<SockaddrStorage>(descriptor, &mut room, Some(&mut space), none);
+        assert_eq!(got.unwrap().address, Some(to));
+        assert!(answer.starts_with(&QUESTION[..2]));
+        // Two questions at once on a connected one, as the C library asks them.
+        socket.connect(server).unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), server);
+        let own = socket.local_addr().unwrap();
+        assert!(!own.ip().is_unspecified() && own.port() != 0, "{own}");
+        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(2, None);
+        let parts = [[IoSlice::new(QUESTION)]; 2];
+        let no_notes: [ControlMessage<'_>; 0] = [];
+        let sent = sendmmsg(descriptor, &mut headers, &parts, [None; 2], no_notes, none);
+        assert_eq!(sent.unwrap().count(), 2);
+        let (mut one, mut other) = ([0; 512], [0; 512]);
+        let mut room = [[IoSliceMut::new(&mut one)], [IoSliceMut::new(&mut other)]];
+        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(2, None);
+        let got = recvmmsg(descriptor, &mut headers, room.iter_mut(), none, None).unwrap();
+        for message in got {
+            assert_eq!(message.address, Some(to));
+        }
+        // The kernel's errors.
+        let elsewhere = SocketAddr::new(server.ip(), 123);
+        if !elsewhere.ip().is_loopback() {
+            let other = UdpSocket::bind(any).unwrap();
+            let error = other.send_to(QUESTION, elsewhere).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NetworkUnreachable);
+            let error = other.connect(elsewhere).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NetworkUnreachable);
+        }
+    }
+    // Programs of one run reach each other.
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = server.local_addr().unwrap();
+    client.send_to(b"inside", to).unwrap();
+    let mut words = [0; 10];
+    let (len, from) = server.recv_from(&mut words).unwrap();
+    assert_eq!(from, client.local_addr().unwrap());
+    // The C library's.
+    let found = ("a.example", 443).to_socket_addrs().unwrap().count();
+    format!("{} {found}", String::from_utf8_lossy(&words[..len]))
+}
+
+#[test]
+fn datagrams_of_the_kernel_need_no_help() {
+    if let Some(datagrams) = namespace() {
+        let (said, _) = run_with("kernel's datagrams", false, Some(datagrams));
+        assert_eq!(said, "inside 2");
+    }
 }
 
 /// Many threads at once.

@@ -1,0 +1,100 @@
+//! Datagram sockets that are the kernel's own and reach the resolver only: those of a network namespace in which every address has port 53 at this process ([`namespace`]).
+//!
+//! Another process lives in that namespace, and makes the sockets. Without privileges a namespace can be had by a process of one thread only, and
+//! this one has several.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use sys::descriptors::receive;
+
+use super::address::Family;
+
+pub(crate) mod namespace;
+
+/// The argument that makes this program that other process. It is not for people.
+pub const SUBCOMMAND: &str = "datagram-sockets";
+
+/// How long the other process may take to begin, or to make a socket.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// So many resolvers' sockets there may be: one of each family.
+const MAX_RESOLVERS: usize = 2;
+
+/// The other process, which is starting.
+#[derive(Debug)]
+pub(crate) struct Starting(UnixStream);
+
+/// Where datagram sockets come from.
+#[derive(Debug)]
+pub(crate) struct Datagrams {
+    process: Mutex<UnixStream>,
+}
+
+impl Starting {
+    /// Starts the other process by this command, which is to call [`namespace::serve`]. It ends when the last of this value and what comes of it is gone.
+    ///
+    /// # Errors
+    /// It cannot be executed.
+    pub(crate) fn by(mut command: Command) -> io::Result<Starting> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(PATIENCE))?;
+        // What the keys of a terminal end is the program, and it ends last.
+        command.process_group(0).current_dir("/");
+        command
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // The program's parent waits for all its children, whichever they are.
+        command.spawn().map(|_| Starting(ours))
+    }
+
+    /// Waits until there is a namespace. With it come the sockets at which every question in it arrives.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn finish(self) -> io::Result<(Datagrams, Vec<OwnedFd>)> {
+        let resolvers = answer(&self.0, MAX_RESOLVERS)?;
+        let process = Mutex::new(self.0);
+        Ok((Datagrams { process }, resolvers))
+    }
+}
+
+impl Datagrams {
+    /// A socket of that namespace. It is closed on exec.
+    ///
+    /// # Errors
+    /// The system's reason; `EAFNOSUPPORT` for a family that it does not have.
+    pub(crate) fn socket(&self, family: Family) -> io::Result<OwnedFd> {
+        let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        // An address family is a small number.
+        rustix::io::write(&*process, &[family.number() as u8])?;
+        let socket = answer(&process, 1)?.pop();
+        socket.ok_or_else(|| Errno::NOBUFS.into())
+    }
+}
+
+/// An answer is an error number or 0, and then descriptors.
+fn answer(process: &UnixStream, most: usize) -> io::Result<Vec<OwnedFd>> {
+    let (mut number, mut descriptors) = ([0; namespace::NUMBER_LEN], Vec::new());
+    // An answer of so few bytes comes in one piece.
+    let received = receive(
+        process,
+        &mut number,
+        &mut descriptors,
+        most,
+        RecvFlags::empty(),
+    )?;
+    match (received.len, i32::from_ne_bytes(number)) {
+        (namespace::NUMBER_LEN, 0) => Ok(descriptors),
+        (namespace::NUMBER_LEN, number) => Err(io::Error::from_raw_os_error(number)),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
