@@ -236,6 +236,36 @@ s.sendall(b"GET /file HTTP/1.0\r\n\r\n")
 assert s.recv(17, socket.MSG_WAITALL) == b"HTTP/1.1 200 OK\r\n"
 "#;
 
+/// Asks how much there is to be read before it reads.
+const COUNTING: &str = r#"
+import array, fcntl, socket, sys, termios
+def count(s):
+    found = array.array("i", [-1])
+    fcntl.ioctl(s, termios.FIONREAD, found)
+    return found[0]
+s = socket.socket()
+assert count(s) == 0
+s.connect(socket.getaddrinfo("web.allowed.test", sys.argv[1], socket.AF_INET, socket.SOCK_STREAM)[0][4])
+assert count(s) == 0
+s.sendall(b"GET /file HTTP/1.0\r\n\r\n")
+total = 0
+while s.recv(1, socket.MSG_PEEK):
+    there = count(s)
+    assert 0 < there <= 65536, there
+    assert len(s.recv(there)) == there
+    total += there
+assert count(s) == 0
+print(total > 3 << 20)
+"#;
+
+#[test]
+fn what_can_be_read_is_counted() {
+    let (_alone, scene) = scene();
+    scene.good(&format!("cat > /tmp/count.py <<'END'\n{COUNTING}\nEND"));
+    let line = format!("ringdown-agent run -- python3 /tmp/count.py {}", scene.port);
+    assert_eq!(scene.good(&line), "True");
+}
+
 /// Connects while another thread changes the address in its memory, until both an allowed and a denied one were met.
 const RACING: &str = r#"
 import ctypes, errno, os, socket, struct, sys, threading

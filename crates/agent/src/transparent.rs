@@ -59,13 +59,17 @@ const SO_TYPE: u32 = 3;
 const SO_ERROR: u32 = 4;
 const SO_PROTOCOL: u32 = 38;
 const SO_DOMAIN: u32 = 39;
+const SO_REUSEPORT: u32 = 15;
+
+/// The request of `ioctl` for how much is there to be read.
+const FIONREAD: u32 = 0x541b;
 
 const fn watch(call: SystemCall, when: When) -> Watched {
     Watched { call, when }
 }
 
 /// What stops on its way to the kernel. Everything else is as fast as ever.
-const WATCHED: [Watched; 19] = [
+const WATCHED: [Watched; 22] = [
     watch(SystemCall::SendTo, When::Points(4)),
     watch(SystemCall::ReceiveFrom, When::Points(4)),
     watch(SystemCall::Socket, When::Are(&[(0, AF_INET)])),
@@ -97,6 +101,15 @@ const WATCHED: [Watched; 19] = [
         SystemCall::GetSockOpt,
         When::Are(&[(1, SOL_SOCKET), (2, SO_ERROR)]),
     ),
+    watch(
+        SystemCall::GetSockOpt,
+        When::Are(&[(1, SOL_SOCKET), (2, SO_REUSEPORT)]),
+    ),
+    watch(
+        SystemCall::SetSockOpt,
+        When::Are(&[(1, SOL_SOCKET), (2, SO_REUSEPORT)]),
+    ),
+    watch(SystemCall::IoControl, When::Are(&[(1, FIONREAD)])),
 ];
 
 /// How many of them, at the beginning, are about datagram sockets that are not the kernel's own.

@@ -58,12 +58,14 @@ pub enum SystemCall {
     SendMessage,
     /// `recvmsg(descriptor, message, flags)`.
     ReceiveMessage,
+    /// `ioctl(descriptor, request, argument)`.
+    IoControl,
     /// `io_uring_setup(entries, parameters)`.
     IoUringSetup,
 }
 
 impl SystemCall {
-    const ALL: [SystemCall; 13] = [
+    const ALL: [SystemCall; 14] = [
         SystemCall::Socket,
         SystemCall::Connect,
         SystemCall::Bind,
@@ -76,6 +78,7 @@ impl SystemCall {
         SystemCall::ReceiveFrom,
         SystemCall::SendMessage,
         SystemCall::ReceiveMessage,
+        SystemCall::IoControl,
         SystemCall::IoUringSetup,
     ];
 
@@ -93,6 +96,7 @@ impl SystemCall {
             SystemCall::ReceiveFrom => libc::SYS_recvfrom,
             SystemCall::SendMessage => libc::SYS_sendmsg,
             SystemCall::ReceiveMessage => libc::SYS_recvmsg,
+            SystemCall::IoControl => libc::SYS_ioctl,
             SystemCall::IoUringSetup => libc::SYS_io_uring_setup,
         };
         // Numbers of system calls are small.

@@ -84,6 +84,13 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         own_files: &[],
     },
     ForeignLayer {
+        name: "servers",
+        title: "nginx",
+        packages: &["nginx-light"],
+        paths: &["usr/sbin/nginx"],
+        own_files: &[],
+    },
+    ForeignLayer {
         name: "lan",
         title: "ip, bridge, ethtool, iperf3, a DHCP client's script",
         packages: &["ethtool", "iperf3", "iproute2", "udhcpc"],

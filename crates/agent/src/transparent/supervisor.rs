@@ -114,6 +114,7 @@ impl Supervisor {
             SystemCall::GetSockName | SystemCall::GetPeerName => self.name(&call),
             SystemCall::GetSockOpt => self.get_option(&call),
             SystemCall::SetSockOpt => self.set_option(&call),
+            SystemCall::IoControl => self.count_readable(&call),
             SystemCall::SendTo => self.send_to(&call),
             SystemCall::ReceiveFrom => self.receive_from(&call),
             // They are not watched.

@@ -205,8 +205,12 @@ fn supervised_part() {
 
 fn read_early(stream: &mut TcpStream) {
     let mut bytes = vec![0; EARLY.len()];
+    stream.peek(&mut bytes).unwrap();
+    // All came in one write.
+    assert_eq!(rustix::io::ioctl_fionread(&*stream), Ok(EARLY.len() as u64));
     stream.read_exact(&mut bytes).unwrap();
     assert_eq!(bytes, EARLY);
+    assert_eq!(rustix::io::ioctl_fionread(&*stream), Ok(0));
 }
 
 fn echo(stream: &mut TcpStream, words: &[u8]) {
@@ -411,12 +415,16 @@ fn bind_with_options() {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
     let (second, linger) = (Duration::from_secs(1), Duration::from_secs(2));
     sockopt::set_socket_keepalive(&socket, true).unwrap();
+    assert_eq!(sockopt::socket_reuseport(&socket), Ok(false));
+    sockopt::set_socket_reuseport(&socket, true).unwrap();
+    assert_eq!(sockopt::socket_reuseport(&socket), Ok(true));
     sockopt::set_socket_linger(&socket, Some(linger)).unwrap();
     sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(second)).unwrap();
     let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
     rustix::net::bind(&socket, &address).unwrap();
     assert_eq!(socket_domain(&socket), Ok(AddressFamily::INET));
     assert_eq!(sockopt::socket_keepalive(&socket), Ok(true));
+    assert_eq!(sockopt::socket_reuseport(&socket), Ok(true));
     assert_eq!(sockopt::socket_linger(&socket), Ok(Some(linger)));
     let timeout = sockopt::socket_timeout(&socket, Timeout::Recv);
     assert_eq!(timeout, Ok(Some(second)));

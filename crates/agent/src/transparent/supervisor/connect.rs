@@ -17,7 +17,7 @@ use super::super::names::Meaning;
 use super::super::resolver::DNS_PORT;
 use super::super::sockets::{Kind, Progress, Socket, number_of};
 use super::super::way;
-use super::{Outcome, SUCCESS, Supervisor, is_connected, kernel_socket, own_address};
+use super::{Outcome, SUCCESS, Supervisor, is_connected, kernel_socket, options, own_address};
 
 /// How long a call may take: a little longer than Linux tries with TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
@@ -275,6 +275,10 @@ impl Supervisor {
         }
         copy_options(&dial.socket, &fresh)?;
         if progress == Progress::Local {
+            let reuses_port = socket.option(options::SOL_SOCKET, options::SO_REUSEPORT);
+            if reuses_port.is_some_and(|value| value.iter().any(|byte| *byte != 0)) {
+                sockopt::set_socket_reuseport(&fresh, true)?;
+            }
             for (level, option, value) in socket.options() {
                 // What the kernel does not take, it would not have taken before.
                 let (level, option) = (*level as i32, *option as i32);
@@ -383,11 +387,6 @@ fn copy_options(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_socket_linger(to, sockopt::socket_linger(from)?)?;
     for timeout in [Timeout::Recv, Timeout::Send] {
         sockopt::set_socket_timeout(to, timeout, sockopt::socket_timeout(from, timeout)?)?;
-    }
-    // Newer kernels refuse it for other families than those of IP.
-    let reuses_port = sockopt::socket_reuseport(from).unwrap_or(false);
-    if reuses_port {
-        sockopt::set_socket_reuseport(to, true)?;
     }
     Ok(())
 }

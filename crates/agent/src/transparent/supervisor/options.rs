@@ -1,4 +1,4 @@
-//! `getsockopt` and `setsockopt`, of TCP and IP, and what `SOL_SOCKET` says of a socket's family and kind.
+//! `getsockopt` and `setsockopt`, of TCP and IP, and what `SOL_SOCKET` says of a socket's family and kind; and `FIONREAD`.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use rustix::net::sockopt::socket_error;
 use sys::supervise::PendingCall;
 
@@ -21,6 +22,7 @@ pub(crate) const SOL_IPV6: u32 = 41;
 /// Options of SOL_SOCKET.
 pub(crate) const SO_TYPE: u32 = 3;
 pub(crate) const SO_ERROR: u32 = 4;
+pub(crate) const SO_REUSEPORT: u32 = 15;
 pub(crate) const SO_PROTOCOL: u32 = 38;
 pub(crate) const SO_DOMAIN: u32 = 39;
 
@@ -41,6 +43,9 @@ const IPV6_OPTIONS: [u32; 10] = [16, 23, 24, 25, 26, 49, 51, 66, 67, 70];
 /// The longest value that is remembered, in bytes: the name of a congestion control, and more.
 const MAX_VALUE_LEN: usize = 64;
 
+/// What is there to be read is counted up to so many bytes.
+const MAX_COUNTED: usize = 64 << 10;
+
 /// How long the host may take to say why it has refused a call, once it has, and how often that is looked for.
 const OUTCOME_PATIENCE: Duration = Duration::from_secs(5);
 const OUTCOME_PAUSE: Duration = Duration::from_millis(1);
@@ -57,6 +62,8 @@ fn is_known(level: u32, option: u32) -> bool {
         SOL_TCP => TCP_OPTIONS.contains(&option),
         SOL_IP => IP_OPTIONS.contains(&option),
         SOL_IPV6 => IPV6_OPTIONS.contains(&option),
+        // Newer kernels refuse it for other families than those of IP. A server sets it before it is known to be one.
+        SOL_SOCKET => option == SO_REUSEPORT,
         _ => false,
     }
 }
@@ -83,6 +90,25 @@ impl Supervisor {
         if let Some(socket) = self.sockets().get_mut(number) {
             socket.set_option(level, option, value.to_vec());
         }
+        Ok(SUCCESS)
+    }
+
+    /// `FIONREAD`: how many bytes can be read without waiting. The kernel does not say it of a circuit, so they are looked at.
+    pub(super) fn count_readable(&self, call: &PendingCall) -> Result<Outcome, Errno> {
+        let Some((socket, number)) = self.file(call)? else {
+            return Ok(Outcome::Kernel);
+        };
+        match self.kind_of(number) {
+            Some((_, Kind::Stream(progress))) if progress != Progress::Local => {}
+            _ => return Ok(Outcome::Kernel),
+        }
+        let mut bytes = vec![0; MAX_COUNTED];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        // As of TCP, there is nothing to be read where there is an error or no connection.
+        let count = rustix::net::recv(&socket, &mut bytes[..], flags).map_or(0, |(count, _)| count);
+        // At most as many as are counted.
+        let count = (count as i32).to_ne_bytes();
+        self.listener.write(call, &count, call.arguments[2])?;
         Ok(SUCCESS)
     }
 
@@ -178,7 +204,7 @@ impl Supervisor {
                 (SOL_SOCKET, SO_TYPE) => int(kind),
                 (SOL_SOCKET, SO_PROTOCOL) => int(protocol),
                 (SOL_SOCKET, SO_DOMAIN) => int(socket.family.number().into()),
-                (SOL_SOCKET, _) => return Ok(Outcome::Kernel),
+                (SOL_SOCKET, _) if !is_known(level, option) => return Ok(Outcome::Kernel),
                 (SOL_TCP, _) if stream.is_none() => return Err(Errno::NOPROTOOPT),
                 (SOL_TCP, TCP_INFO) => {
                     let mut info = vec![0; TCP_INFO_LEN];
