@@ -499,6 +499,98 @@ fn a_program_without_a_way_out_is_not_started() {
     assert!(said.contains("one supervisor only") && !said.contains("\nstarted"));
 }
 
+/// Whether `doctor` says this of a subject.
+fn says(report: &str, subject: &str, words: &str) {
+    let found = report.lines().find_map(|line| line.strip_prefix(subject));
+    assert!(
+        found.is_some_and(|found| found.trim().starts_with(words)),
+        "{subject}: {report}"
+    );
+}
+
+fn doctor_examines(scene: &Scene) {
+    scene.good(&format!("cat > /tmp/nobody.py <<'END'\n{AS_NOBODY}\nEND"));
+    let (doctor, nobody) = ("ringdown-agent doctor", "python3 /tmp/nobody.py");
+    let said = scene.good(doctor);
+    says(&said, "kernel", "Linux 6.");
+    says(&said, "calls", "answered");
+    says(&said, "vsock", "yes");
+    says(&said, "egress", "vsock port 3128");
+    says(&said, "connect", "announced");
+    says(&said, "own TCP", "IPv4, IPv6");
+    says(&said, "datagrams", "UDP sockets");
+    says(&said, "setuid", "programs keep");
+    says(&said, "run", "works");
+    let said = scene.good(&format!("{nobody} {doctor}"));
+    says(
+        &said,
+        "connect",
+        "asked for on the program's socket, as this is not root",
+    );
+    says(&said, "datagrams", "UDP sockets");
+    says(&said, "setuid", "programs run without");
+    // Without namespaces for users.
+    let switch = "/proc/sys/user/max_user_namespaces";
+    let line = format!(
+        "before=$(cat {switch}); echo 0 > {switch}; {nobody} {doctor}; \
+         {nobody} ringdown-agent run -- curl -sS --fail -o /dev/null {}; code=$?; echo $before > {switch}; exit $code",
+        scene.url("web.allowed.test", "file")
+    );
+    let said = scene.good(&line);
+    says(&said, "datagrams", "pairs");
+    says(&said, "run", "works");
+    // What does not work.
+    let said = scene.bad(&format!("ringdown-agent run -- {doctor}"));
+    says(&said, "calls", "no: ");
+    says(&said, "run", "does not work");
+    assert!(said.contains("one supervisor only"), "{said}");
+    let said = scene.bad(&format!("{doctor} --egress nowhere"));
+    says(&said, "egress", "no: ");
+    says(&said, "run", "does not work");
+}
+
+#[test]
+fn doctor_says_which_ways_there_are_and_why() {
+    let (_alone, scene) = scene();
+    doctor_examines(&scene);
+}
+
+#[test]
+fn doctor_says_which_ways_there_are_under_an_older_kernel() {
+    let (_alone, scene) = old_scene();
+    doctor_examines(&scene);
+}
+
+#[test]
+fn what_a_drop_in_starts_has_a_way_out() {
+    let (_alone, scene) = scene();
+    let url = scene.url("web.allowed.test", "file");
+    let unit = format!("[Service]\nType=notify\nExecStart=/usr/bin/curl -sS --fail {url}\n");
+    scene
+        .guest
+        .write_file("/tmp/fetch.service", unit, 0o644)
+        .unwrap();
+    let printed = scene.good("ringdown-agent transparent /tmp/fetch.service");
+    assert!(printed.contains("\nNotifyAccess=all"), "{printed}");
+    let start = printed
+        .lines()
+        .rfind(|line| line.starts_with("ExecStart="))
+        .unwrap();
+    let line = start.trim_start_matches("ExecStart=");
+    let line = format!("set -o pipefail; {line} | sha256sum");
+    assert!(scene.good(&line).starts_with(&host::digest_of(FILE_BYTES)));
+    // Wrapped already.
+    let unit = format!("[Service]\n{start}\n");
+    scene
+        .guest
+        .write_file("/tmp/fetch.service", unit, 0o644)
+        .unwrap();
+    let said = scene.bad("ringdown-agent transparent /tmp/fetch.service");
+    assert!(said.contains("one supervisor only"), "{said}");
+    let said = scene.bad("ringdown-agent transparent fetch");
+    assert!(said.contains("name the path"), "{said}");
+}
+
 #[test]
 fn the_guests_own_loopback_goes_on_inside() {
     let (_alone, scene) = scene();

@@ -10,6 +10,8 @@ use agent::forward::Forward;
 use agent::freezer;
 use agent::launch;
 use agent::server::Server;
+use agent::transparent::doctor::{self, Doctor};
+use agent::transparent::unit::Transparent;
 use agent::transparent::{self, Run};
 use agent::transport::Endpoint;
 use wire::directory::Request as Question;
@@ -31,6 +33,19 @@ fn main() -> ExitCode {
             Ok(()) => ExitCode::SUCCESS,
             Err(_) => ExitCode::FAILURE,
         };
+    }
+    if first.as_deref() == Some(doctor::PROBE.as_ref()) {
+        return if doctor::probe() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        };
+    }
+    if first.as_deref() == Some("doctor".as_ref()) {
+        return examine(arguments);
+    }
+    if first.as_deref() == Some("transparent".as_ref()) {
+        return print_drop_in(arguments);
     }
     if first.as_deref() == Some("run".as_ref()) {
         return run(arguments);
@@ -113,6 +128,53 @@ fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Err(error) => {
             eprintln!("ringdown-agent run: {error}");
             ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Says what this guest offers to `run`.
+fn examine(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    match Doctor::parse(arguments) {
+        Ok(Some(doctor)) => {
+            let report = doctor.examine();
+            print!("{report}");
+            match report.works {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            }
+        }
+        Ok(None) => {
+            print!("{HELP}");
+            ExitCode::SUCCESS
+        }
+        Err(message) => {
+            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Says how a service is started by `run`.
+fn print_drop_in(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let transparent = match Transparent::parse(arguments) {
+        Ok(Some(transparent)) => transparent,
+        Ok(None) => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Err(message) => {
+            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
+            return ExitCode::from(2);
+        }
+    };
+    match transparent.drop_in() {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("ringdown-agent transparent: {error}");
+            ExitCode::FAILURE
         }
     }
 }

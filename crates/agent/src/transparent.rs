@@ -25,10 +25,12 @@
 mod address;
 mod datagrams;
 mod dns;
+pub mod doctor;
 mod names;
 mod resolver;
 mod sockets;
 mod supervisor;
+pub mod unit;
 mod way;
 
 use std::ffi::OsString;
@@ -144,6 +146,20 @@ enum Egress {
     Port(u32),
 }
 
+impl Egress {
+    /// The word behind `--egress`.
+    fn parse(value: Option<OsString>) -> Result<Egress, String> {
+        let words = "--egress expects the name or the vsock port of a service";
+        let text = value.as_deref().and_then(|value| value.to_str());
+        let text = text.filter(|text| !text.is_empty()).ok_or(words)?;
+        match text.parse() {
+            Ok(u32::MAX) => Err(words.to_owned()),
+            Ok(port) => Ok(Egress::Port(port)),
+            Err(_) => Ok(Egress::Named(text.to_owned())),
+        }
+    }
+}
+
 /// Why the program's end is not known.
 #[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
@@ -169,6 +185,9 @@ fn hint(error: &SpawnError) -> &'static str {
             if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) =>
         {
             "; this is inside another `ringdown-agent run`, or in a container whose manager supervises it, and there can be one supervisor only"
+        }
+        SpawnError::Supervision(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "; it was ended before it began, as by a filter of system calls that forbids seccomp (SystemCallFilter= of its service)"
         }
         _ => "",
     }
@@ -204,17 +223,7 @@ impl Run {
             match next.to_str() {
                 Some("--help" | "-h") => return Ok(None),
                 Some("--verbose") => is_verbose = true,
-                Some("--egress") => {
-                    let value = arguments.next();
-                    let text = value.as_deref().and_then(|value| value.to_str());
-                    let words = "--egress expects the name or the vsock port of a service";
-                    let text = text.filter(|text| !text.is_empty()).ok_or(words)?;
-                    egress = match text.parse() {
-                        Ok(u32::MAX) => return Err(words.to_owned()),
-                        Ok(port) => Egress::Port(port),
-                        Err(_) => Egress::Named(text.to_owned()),
-                    };
-                }
+                Some("--egress") => egress = Egress::parse(arguments.next())?,
                 Some("--") => break arguments.next().ok_or("run expects a program")?,
                 Some(option) if option.starts_with('-') => {
                     return Err(format!("run: unexpected argument {option:?}"));

@@ -15,6 +15,9 @@ fn help_is_printed_behind_any_word() {
         &["forward", "-h"],
         &["forward", "--listen", "127.0.0.1:1080", "--help"],
         &["whoami", "--help"],
+        &["run", "--help"],
+        &["doctor", "--help"],
+        &["transparent", "--help"],
         &["--listen", "vsock", "--help"],
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown-agent"));

@@ -320,7 +320,7 @@ fn is_connected(socket: &OwnedFd) -> bool {
 }
 
 /// A socket of the guest's own kernel.
-fn kernel_socket(family: Family) -> Result<OwnedFd, Errno> {
+pub(crate) fn kernel_socket(family: Family) -> Result<OwnedFd, Errno> {
     let family = AddressFamily::from_raw(family.number());
     let flags = SocketFlags::CLOEXEC;
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
