@@ -68,14 +68,14 @@ impl Starting {
 }
 
 impl Datagrams {
-    /// A socket of that namespace. It is closed on exec.
+    /// A socket of that namespace, of a protocol by its number, which is below 256. It is closed on exec.
     ///
     /// # Errors
-    /// The system's reason; `EAFNOSUPPORT` for a family that it does not have.
-    pub(crate) fn socket(&self, family: Family) -> io::Result<OwnedFd> {
+    /// The system's reason; `EAFNOSUPPORT` for a family that it does not have, `EPROTONOSUPPORT` for such a protocol.
+    pub(crate) fn socket(&self, family: Family, protocol: u32) -> io::Result<OwnedFd> {
         let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         // An address family is a small number.
-        rustix::io::write(&*process, &[family.number() as u8])?;
+        rustix::io::write(&*process, &[family.number() as u8, protocol as u8])?;
         let socket = answer(&process, 1)?.pop();
         socket.ok_or_else(|| Errno::NOBUFS.into())
     }

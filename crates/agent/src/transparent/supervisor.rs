@@ -36,6 +36,7 @@ const PROTOCOL_ICMP: u32 = 1;
 const PROTOCOL_TCP: u32 = 6;
 pub(crate) const PROTOCOL_UDP: u32 = 17;
 const PROTOCOL_ICMPV6: u32 = 58;
+const PROTOCOL_UDPLITE: u32 = 136;
 
 /// What becomes of a call.
 enum Outcome {
@@ -174,12 +175,13 @@ impl Supervisor {
                 let socket = self.way.socket().map_err(errno)?;
                 (socket, Kind::Stream(Progress::New))
             }
-            (SocketType::DGRAM, 0 | PROTOCOL_UDP) => match &self.datagrams {
+            (SocketType::DGRAM, 0 | PROTOCOL_UDP | PROTOCOL_UDPLITE) => match &self.datagrams {
                 Some(datagrams) => {
-                    let socket = datagrams.socket(family).map_err(no_datagrams)?;
+                    let socket = datagrams.socket(family, protocol as u32);
                     // From now on it is the kernel's business.
-                    return self.give(call, &socket, flags);
+                    return self.give(call, &socket.map_err(no_datagrams)?, flags);
                 }
+                None if protocol as u32 == PROTOCOL_UDPLITE => return Err(Errno::PROTONOSUPPORT),
                 None => self.datagram_pair()?,
             },
             // As where the range of groups that may ping is empty.
@@ -309,7 +311,7 @@ impl Supervisor {
 /// Why there is no datagram socket: the kernel's reason, or that the process is gone that makes them.
 fn no_datagrams(error: io::Error) -> Errno {
     match errno(error) {
-        errno @ (Errno::AFNOSUPPORT | Errno::MFILE | Errno::NFILE) => errno,
+        errno @ (Errno::AFNOSUPPORT | Errno::PROTONOSUPPORT | Errno::MFILE | Errno::NFILE) => errno,
         _ => Errno::NOBUFS,
     }
 }

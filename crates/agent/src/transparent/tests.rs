@@ -17,7 +17,7 @@ use rustix::net::sockopt::{
     self, Timeout, set_tcp_nodelay, socket_cookie, socket_domain, socket_error, socket_type,
     tcp_nodelay,
 };
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketFlags, SocketType, socket_with};
 use wire::destination::{Destination, Host};
 use wire::socks::{self, Greeting, Reply};
 
@@ -578,6 +578,20 @@ fn kernels_datagrams_part() -> String {
             let error = other.connect(elsewhere).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NetworkUnreachable);
         }
+    }
+    // Another protocol of datagrams that the kernel may have. It reaches no resolver.
+    let light = Protocol::from_raw(RawProtocol::new(136).unwrap());
+    match socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        Some(light),
+    ) {
+        Ok(socket) => {
+            let to: SocketAddr = "203.0.113.9:53".parse().unwrap();
+            assert_eq!(rustix::net::connect(&socket, &to), Err(Errno::NETUNREACH));
+        }
+        Err(errno) => assert_eq!(errno, Errno::PROTONOSUPPORT),
     }
     // Programs of one run reach each other.
     let server = UdpSocket::bind("127.0.0.1:0").unwrap();

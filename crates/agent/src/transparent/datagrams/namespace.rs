@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, socket_with};
+use rustix::net::{
+    AddressFamily, Protocol, RawProtocol, SendFlags, SocketFlags, SocketType, bind, socket_with,
+};
 use sys::descriptors::send;
 use sys::sockets::set_option;
 
@@ -76,11 +78,13 @@ pub(crate) fn serve(mut asking: UnixStream) -> io::Result<()> {
     };
     answered?;
     drop(resolvers);
-    let mut family = [0];
-    while asking.read(&mut family)? > 0 {
-        let made = Family::of(family[0].into())
+    let mut asked = [0; 2];
+    // Two bytes come in one piece.
+    while asking.read(&mut asked)? == asked.len() {
+        let [family, protocol] = asked;
+        let made = Family::of(family.into())
             .ok_or(Errno::AFNOSUPPORT)
-            .and_then(datagram_socket);
+            .and_then(|family| datagram_socket(family, protocol));
         match made {
             Ok(socket) => answer(&asking, Ok(&[socket.as_fd()]))?,
             Err(errno) => answer(&asking, Err(errno))?,
@@ -97,9 +101,10 @@ fn answer(asking: &UnixStream, result: Result<&[BorrowedFd<'_>], Errno>) -> io::
     Ok(())
 }
 
-fn datagram_socket(family: Family) -> Result<OwnedFd, Errno> {
+fn datagram_socket(family: Family, protocol: u8) -> Result<OwnedFd, Errno> {
     let family = AddressFamily::from_raw(family.number());
-    socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+    let protocol = RawProtocol::new(protocol.into()).map(Protocol::from_raw);
+    socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, protocol)
 }
 
 /// The sockets at which questions arrive, whatever their address. A kernel without IPv6 has one.
@@ -134,7 +139,8 @@ fn arrange(kernel: &OwnedFd, family: Family) -> Result<OwnedFd, Errno> {
 }
 
 fn resolver_socket(family: Family) -> Result<OwnedFd, Errno> {
-    let socket = datagram_socket(family)?;
+    // A byte.
+    let socket = datagram_socket(family, PROTOCOL_UDP as u8)?;
     let options = match family {
         Family::V4 => &[(SOL_IP, IP_TRANSPARENT), (SOL_IP, IP_PKTINFO)][..],
         Family::V6 => &[
