@@ -210,7 +210,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "docs/policy.md",
-        "Two kinds of callers may call them. One is a program of the host that calls that VM and port directly, if the rules about programs allow it. The other is the daemon itself, for a published port such as `web:tcp:80`. Guests cannot call these ports, whatever the rules say. A redirection to them is refused, and `[[publish]]` cannot name them.",
+        "- A program of the host may call them, if it calls that VM and port directly and the rules about programs allow it. - The daemon calls 1007 for a published port such as `web:tcp:80`. - No guest may, whatever the rules say. A redirection to them is refused, and `[[publish]]` cannot name them.",
         |cell| {
             is_reserved(cell) && (is_guest(cell) || is_published(cell) || cell.way == Way::Redirect)
         },
@@ -257,13 +257,13 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "docs/services.md",
-        "A rule about every address, or about an eighth of all or more (`any`, `address:0.0.0.0/0`, `address:2000::/3`), does not allow them: write a rule that names their network",
+        "The rule must name the address or its network, and must come first: a rule about every address, or about an eighth of all or more (`any`, `address:0.0.0.0/0`, `address:2000::/3`), does not allow them.",
         |cell| matches!(cell.callee, Callee::Egress(_)) && cell.policy == AnyAny,
     ),
     row(
         Denied(By::Whatever),
         "docs/services.md",
-        "even where a rule about the name allows the name; whether the guest asks by name or by number makes no difference.",
+        "A rule that allows the name is not enough, whether the guest asks by name or by number.",
         |cell| cell.callee == Callee::Egress(Place::Name),
     ),
     // Rules about the pair.
