@@ -220,6 +220,10 @@ fn a_program_is_not_run_where_there_is_no_vsock_device() {
             assert!(said.contains("this guest has no vsock device"), "{said}");
         }
         assert_ne!(guest.run("test -e /tmp/ran").unwrap().code, 0);
+        let doctor = guest.run("ringdown-agent doctor --egress 3128").unwrap();
+        let found = doctor.text();
+        assert_eq!(doctor.code, 1, "{found}");
+        assert!(found.contains("this guest has no vsock device"), "{found}");
     }
 }
 

@@ -210,6 +210,23 @@ impl RunError {
     }
 }
 
+/// Whether this guest has what the sockets of programs become.
+///
+/// # Errors
+/// What is missing, and what to do.
+fn check_vsock() -> Result<(), String> {
+    if !crate::host_socket::has_vsock() {
+        return Err(
+            "this guest has no vsock device (its line is serial?): use `ringdown-agent forward`"
+                .to_owned(),
+        );
+    }
+    let tried = VsockWay::new(0).socket();
+    tried
+        .map(drop)
+        .map_err(|error| format!("there are no vsock sockets in this guest: {error}"))
+}
+
 impl Run {
     /// Reads `[--egress NAME|PORT] [--verbose] [--] PROGRAM [ARGUMENT]...`. Nothing if help is asked for.
     ///
@@ -248,22 +265,14 @@ impl Run {
             let words = "run is tried on x86-64 only, and refuses other machines";
             return Err(RunError::NoWay(words.to_owned()));
         }
-        if !crate::host_socket::has_vsock() {
-            let words = "this guest has no vsock device (its line is serial?): use `ringdown-agent forward`";
-            return Err(RunError::NoWay(words.to_owned()));
-        }
+        check_vsock().map_err(RunError::NoWay)?;
         // It is ready when the host has answered.
         let datagrams = start_datagrams();
         let port = match &self.egress {
             Egress::Port(port) => *port,
             Egress::Named(name) => port_of(name).map_err(RunError::NoWay)?,
         };
-        let way = VsockWay::new(port);
-        let tried = way.socket();
-        tried.map_err(|error| {
-            RunError::NoWay(format!("there are no vsock sockets in this guest: {error}"))
-        })?;
-        self.run_by(Box::new(way), datagrams)
+        self.run_by(Box::new(VsockWay::new(port)), datagrams)
     }
 
     fn run_by(self, way: Box<dyn Way>, starting: io::Result<Starting>) -> Result<u8, RunError> {

@@ -13,8 +13,7 @@ use sys::supervise::{self, SpawnError, Supervision, SystemCall, Thread, Watched,
 use super::address::Family;
 use super::datagrams::Starting;
 use super::supervisor::kernel_socket;
-use super::way::{VsockWay, Way};
-use super::{AF_INET, DEFAULT_SERVICE, Egress, hint, port_of, start_datagrams};
+use super::{AF_INET, DEFAULT_SERVICE, Egress, check_vsock, hint, port_of, start_datagrams};
 use crate::transport::dial_host_to_announce;
 
 /// The argument that makes this program the one that is watched on trial. It is not for people.
@@ -68,7 +67,7 @@ impl Doctor {
     pub fn examine(&self) -> Report {
         let datagrams = start_datagrams();
         let calls = calls();
-        let vsock = VsockWay::new(0).socket().map(drop);
+        let vsock = check_vsock();
         let port = match (&vsock, &self.egress) {
             (Err(_), _) => Err("is behind the vsock line".to_owned()),
             (Ok(()), Egress::Port(port)) => Ok(*port),
@@ -80,7 +79,7 @@ impl Doctor {
             "vsock",
             match &vsock {
                 Ok(()) => "yes".to_owned(),
-                Err(error) => format!("no: {error}"),
+                Err(why) => format!("no: {why}"),
             },
         ));
         lines.push((

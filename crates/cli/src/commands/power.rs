@@ -155,8 +155,14 @@ impl Order {
 
     fn not_done(&self, way: Option<&str>) -> String {
         let hint = match (self.action, self.force) {
-            (Power::Suspend, _) | (_, true) => "",
-            _ => "; `--force` tells its kernel directly",
+            (Power::Suspend, _) | (Power::Reboot, true) => "",
+            (Power::Reboot, false) => "; `--force` tells its kernel directly",
+            (Power::Shutdown, true) => {
+                "; where its agent is silent the guest has halted, and its VMM has to be ended"
+            }
+            (Power::Shutdown, false) => {
+                "; `--force` tells its kernel directly, and where its agent is silent the guest has halted, and its VMM has to be ended"
+            }
         };
         format!(
             "it has not {} within {} s, though it was asked ({}){hint}",
