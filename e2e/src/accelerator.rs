@@ -28,11 +28,15 @@ pub enum Accelerator {
 }
 
 impl Accelerator {
-    /// QEMU's argument.
+    /// QEMU's arguments for it, and for one processor.
+    ///
+    /// A guest in which a second one runs may die while QEMU emulates it: the kernel patches its own code by way of a breakpoint, and a processor that
+    /// translates that code at the same time keeps the breakpoint. But where none may ever be added, QEMU before 8.1 leaves out the guest's
+    /// memory barriers, and notifications are lost.
     pub fn qemu_arguments(self) -> &'static [&'static str] {
         match self {
             Accelerator::Kvm => &["-accel", "kvm", "-cpu", "host"],
-            Accelerator::Tcg => &["-accel", "tcg,thread=multi"],
+            Accelerator::Tcg => &["-accel", "tcg", "-smp", "1,maxcpus=2"],
         }
     }
 }

@@ -19,7 +19,6 @@ pub(crate) fn qemu_arguments(
     let options = [
         ("-display", "none".to_owned()),
         ("-name", spec.name.clone()),
-        ("-smp", spec.processors.to_string()),
         ("-kernel", kernel.display().to_string()),
         ("-initrd", in_directory("initramfs")),
         ("-append", kernel_line(spec)),

@@ -44,8 +44,6 @@ pub struct GuestSpec {
     pub memory_mib: u32,
     /// Whether others who map the memory see what the guest writes.
     pub memory_is_shared: bool,
-    /// Virtual processors.
-    pub processors: u32,
     /// Layers on top of base, modules and agent: `tools`.
     pub layers: Vec<String>,
     /// Whether Ringdown's agent is in the guest and starts.
@@ -72,7 +70,6 @@ impl GuestSpec {
             redirections: Vec::new(),
             memory_mib: 256,
             memory_is_shared: true,
-            processors: 1,
             layers: Vec::new(),
             agent: true,
             allow_reboot: false,
@@ -188,28 +185,9 @@ struct Process {
     status: Option<ExitStatus>,
 }
 
-/// What Linux says of it.
-const STALE_BREAKPOINT: &str = "Oops: int3";
-
 impl Guest {
     /// Boots a guest and waits until its control program answers.
-    ///
-    /// A kernel patches its own code as it boots, by way of a breakpoint. Emulated on a busy machine, it now and then runs into a breakpoint that is
-    /// there no more, and dies of it. That is QEMU's fault, so the guest is started again.
     pub fn boot(spec: GuestSpec) -> Result<Guest> {
-        match Guest::boot_once(spec.clone()) {
-            Err(error) if format!("{error:#}").contains(STALE_BREAKPOINT) => {
-                eprintln!(
-                    "guest {} ran into a stale breakpoint of the emulation: once more",
-                    spec.name
-                );
-                Guest::boot_once(spec)
-            }
-            booted => booted,
-        }
-    }
-
-    fn boot_once(spec: GuestSpec) -> Result<Guest> {
         let accelerator = match spec.accelerator {
             Some(accelerator) => accelerator,
             None => accelerator::choose()?,

@@ -53,13 +53,6 @@ fn attacker() -> GuestSpec {
         .allow_reboot()
 }
 
-/// QEMU before 8.1 leaves out the memory barriers of a guest that it emulates with one processor: then a notification of any driver is lost now and
-/// then, and a ring stands still.
-fn with_two_processors(mut spec: GuestSpec) -> GuestSpec {
-    spec.processors = 2;
-    spec
-}
-
 struct Arena {
     // The order of the fields is the order of their drop: the bystander ends before what it talks to.
     bystander: Bystander,
@@ -84,7 +77,7 @@ impl Arena {
             .vm("alice", u64::from(hostile::BYSTANDER_CID))
             .arguments(&["--allow", "from=*,to=*,port=*"]);
         let alice = GuestSpec::new("alice", Kernel::V6_1);
-        let guests = [attacker().with_tools(), alice].map(with_two_processors);
+        let guests = [attacker().with_tools(), alice];
         let scene = Scene::start_with(daemon, guests.into()).unwrap();
         let programs = Programs::start(&scene.daemon, "mallory").unwrap();
         let bystander = Bystander::start(&scene).unwrap();
@@ -312,7 +305,7 @@ impl Arena {
         self.driver_attack(attack);
         self.mallory().kill()?;
         let spec = attacker().attached(&self.scene.daemon);
-        let fresh = Guest::boot(with_two_processors(spec))?;
+        let fresh = Guest::boot(spec)?;
         // The order of the scene's guests is that of their specifications.
         self.scene.guests[0] = fresh;
         self.kernel_works()

@@ -92,7 +92,7 @@ network = "vlans"
 trunk = [10, 20]
 "#;
 
-/// `web` and `box` have the older kernel, `db` the newer one, two processors, and packed rings in `lan`. The card of `box` in `lan` has
+/// `web` and `box` have the older kernel, `db` the newer one, and packed rings in `lan`. The card of `box` in `lan` has
 /// no offloads and no mergeable buffers.
 fn start() -> Scene {
     let directory = spawn::scratch_directory().unwrap();
@@ -111,11 +111,9 @@ fn start() -> Scene {
             .allow_reboot()
             .qemu(&slot)
     };
-    let mut db = guest("db", Kernel::V6_12);
-    db.processors = 2;
     let specs = vec![
         guest("web", Kernel::V6_1),
-        db.card_property("lan", "packed=on"),
+        guest("db", Kernel::V6_12).card_property("lan", "packed=on"),
         plain(guest("box", Kernel::V6_1)),
     ];
     let specs = specs

@@ -15,7 +15,6 @@ fn cards_printed_for_emulation_work_in_emulated_guests() {
         assert!(output.status.success(), "{said}");
         let mut spec = GuestSpec::new(name, Kernel::V6_12).attached(&daemon);
         spec.accelerator = Some(Accelerator::Tcg);
-        spec.processors = 2;
         spec.layer("lan").without_agent()
     });
     let guests = Guest::boot_all(specs.into()).unwrap();
