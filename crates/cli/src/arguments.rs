@@ -66,6 +66,8 @@ pub struct Arguments {
 pub enum Command {
     /// Run the daemon in the foreground; it prints `ready` when every socket listens
     Serve(Serve),
+    /// Keep VMs' lines while the daemon is stopped, killed or replaced; it prints `ready` when its socket listens
+    Hold(Hold),
     /// Add, list and remove VMs of the running daemon
     #[command(subcommand)]
     Vm(Vm),
@@ -185,6 +187,9 @@ pub struct Serve {
     /// Take so many frames from a guest's ring at a time; to measure what batches bring
     #[arg(long, value_name = "FRAMES", hide = true)]
     pub net_batch: Option<usize>,
+    /// Have the keeper at this socket (`ringdown hold`) keep what VMMs and guests hold on to, and go on with what it has
+    #[arg(long, value_name = "SOCKET")]
+    pub keeper: Option<PathBuf>,
     /// Confine the daemon to the files and system calls that it needs: on, off, or log to have the kernel log the calls that would be refused
     #[arg(long, value_enum, value_name = "MODE", default_value = "on")]
     pub sandbox: Sandbox,
@@ -194,6 +199,20 @@ pub struct Serve {
     /// What to log to standard error: error, warn, info, debug or trace, also per module [default: $RINGDOWN_LOG, else info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
+}
+
+/// The options of `hold`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Start it once, as the user that runs the daemon, and give the daemon the same socket: `ringdown serve --keeper SOCKET`. When that ends in any way, the next
+`ringdown serve --keeper SOCKET` goes on with the guests' lines and networks; circuits are reset. docs/service.md says what lives on.")]
+pub struct Hold {
+    /// Socket at which the daemon finds it
+    #[arg(long, value_name = "SOCKET")]
+    pub socket: PathBuf,
+    /// Have the keeper at this socket let everything go and end: VMMs see their connections close. Refused while a daemon uses it
+    #[arg(long)]
+    pub release: bool,
 }
 
 /// Whether the daemon confines itself.

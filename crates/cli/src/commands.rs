@@ -12,6 +12,7 @@ mod events;
 mod exec;
 mod forward;
 mod freeze;
+mod hold;
 mod install_log;
 mod logs;
 mod manual;
@@ -77,6 +78,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Reload(options) => reload::run(&client, &options)?,
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::StartPrograms => serve::start_programs()?,
+        Command::Hold(options) => hold::run(&options)?,
         Command::Completions(options) => manual::completions(&options)?,
         Command::Complete(options) => print(&completion::candidates(options))?,
         Command::Manual(options) => manual::run(&options)?,

@@ -25,6 +25,8 @@ pub struct Config {
     pub audit: Option<PathBuf>,
     /// How long the worker may look before it sleeps, if that was said.
     pub spin: Option<Duration>,
+    /// The socket of the keeper, if there is one.
+    pub keeper: Option<PathBuf>,
     /// Who may use the control socket beside the daemon's own user.
     pub control: ControlGroups,
     /// Directories that the sandbox leaves open beside those that are named elsewhere.
@@ -55,6 +57,7 @@ impl Config {
         self.state_dir = later.state_dir.or(self.state_dir.take());
         self.audit = later.audit.or(self.audit.take());
         self.spin = later.spin.or(self.spin.take());
+        self.keeper = later.keeper.or(self.keeper.take());
         if later.control != ControlGroups::default() {
             self.control = later.control;
         }

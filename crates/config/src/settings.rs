@@ -16,6 +16,8 @@ pub struct Settings {
     pub runtime_dir: PathBuf,
     /// The state directory, from the root.
     pub state_dir: PathBuf,
+    /// The socket of the keeper, from the root, if there is one.
+    pub keeper: Option<PathBuf>,
     /// How long the worker polls before it sleeps.
     pub spin: Duration,
     /// Who may use the control socket beside the daemon's own user.
@@ -36,6 +38,11 @@ impl Settings {
             file: config.files.first().cloned(),
             state_dir: std::path::absolute(state_dir)?,
             runtime_dir,
+            keeper: config
+                .keeper
+                .as_ref()
+                .map(std::path::absolute)
+                .transpose()?,
             spin: config.spin.unwrap_or(DEFAULT_SPIN),
             control: config.control,
         })
@@ -59,6 +66,11 @@ impl Settings {
         if wanted.state_dir != self.state_dir {
             let was = self.state_dir.display().to_string();
             return Err(fixed("state-dir", was));
+        }
+        if wanted.keeper != self.keeper {
+            let was = self.keeper.as_ref();
+            let was = was.map_or("not there".to_owned(), |path| path.display().to_string());
+            return Err(fixed("keeper", was));
         }
         if wanted.spin != self.spin {
             let was = self.spin.as_micros().to_string();

@@ -37,6 +37,7 @@ pub fn start(
         state_dir,
         windows,
         operators,
+        keeper,
     } = surroundings;
     let notes = CallNotes::new(audit, events.clone());
     let noted = notes.clone();
@@ -53,13 +54,14 @@ pub fn start(
         observer: observer(events),
         state_dir,
         host_group: operators,
+        keeper: keeper.clone(),
     };
     let worker = Worker::start(wiring, spin)?;
     proxy.set_exchange(worker.clone());
     switchboard.set_plane(worker.clone());
     Ok(Started {
         worker,
-        net: Arc::new(NetThread::new(spin, net_batch)),
+        net: Arc::new(NetThread::new(spin, net_batch, keeper)),
         offers: Arc::new(ProxyOffers {
             proxy: Arc::new(proxy),
         }),

@@ -22,6 +22,7 @@ use crate::net::{NetChange, NetWorker};
 use crate::policy::Rulebook;
 use crate::stalled_clients::StalledClients;
 use hostside::offers::{Commit, Offers};
+use keeper::Keeper;
 use runtime::directory::{check_directory, remove_stale_socket};
 use windows::memory::Windows;
 use windows::switchboard::Circuits;
@@ -87,6 +88,8 @@ pub struct Parts {
     pub captures: Captures,
     /// Whom the control API has cut off.
     pub stalled_clients: StalledClients,
+    /// Where things are kept for the next daemon.
+    pub keeper: Option<Arc<Keeper>>,
     /// What holds for as long as the daemon runs.
     pub settings: Settings,
     /// Where the configuration comes from.
@@ -240,6 +243,10 @@ impl Parts {
         }
         for (path, option, is_ours) in &sockets {
             check_directory(path.parent().unwrap_or(Path::new("/")), option)?;
+            let keeper = self.keeper.as_deref();
+            if keeper.is_some_and(|keeper| device::is_kept(keeper, path)) {
+                continue;
+            }
             if *is_ours && remove_stale_socket(path)? {
                 tracing::warn!(
                     vm = spec.full_name(),

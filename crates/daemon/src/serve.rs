@@ -17,6 +17,7 @@ use api::{Finding, ReloadRequest};
 use config::directories::{circuit_socket, control_socket};
 use config::input::check_socket_path;
 use config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, Settings, StateError};
+use keeper::{Keeper, KeeperError};
 use rustix::fs::Mode;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -68,6 +69,8 @@ pub enum ServeError {
     Sandbox(#[from] SandboxError),
     #[error(transparent)]
     HandedOver(#[from] HandedOverError),
+    #[error(transparent)]
+    Keeper(#[from] KeeperError),
     #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
     Audit { path: PathBuf, error: io::Error },
     #[error(
@@ -103,6 +106,8 @@ pub struct Surroundings {
     pub windows: Arc<Windows>,
     /// The group whose members may operate the daemon, and so may connect to host sockets.
     pub operators: Option<u32>,
+    /// Where what VMMs hold on to is kept for the next daemon.
+    pub keeper: Option<Arc<Keeper>>,
 }
 
 /// What has been started.
@@ -151,6 +156,7 @@ impl Daemon {
             config,
             read_config,
             handed_over,
+            keeper,
         } = prepared;
         let locks = lock(&settings)?;
         // Only now: another daemon that was about to end may have written until now.
@@ -197,6 +203,7 @@ impl Daemon {
             state_dir: settings.state_dir.clone(),
             windows: windows.clone(),
             operators,
+            keeper: keeper.clone(),
         };
         let started = start_worker(surroundings).map_err(|error| ServeError::System {
             what: "start the worker",
@@ -215,10 +222,14 @@ impl Daemon {
             events,
             captures: Captures::default(),
             stalled_clients: StalledClients::default(),
+            keeper,
             settings,
             read_config,
         };
         parts.put_in_force(&nothing, &in_force, &change, false)?;
+        if let Some(keeper) = &parts.keeper {
+            settle(keeper);
+        }
         for spec in &change.added {
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "opened a line");
         }
@@ -278,7 +289,8 @@ impl Daemon {
             control_socket,
             runtime,
         } = self;
-        runtime.block_on(async {
+        let keeper = parts.keeper.clone();
+        let ended = runtime.block_on(async {
             let system = |what| move |error| ServeError::System { what, error };
             let worker = parts.worker.clone();
             let secrets = Box::new(move |vm: &str, secret| worker.set_agent_secret(vm, secret));
@@ -309,7 +321,11 @@ impl Daemon {
                 return Err(ServeError::WorkerEnded);
             }
             Ok(())
-        })
+        });
+        if let Some(keeper) = keeper {
+            keeper.leave();
+        }
+        ended
     }
 }
 
@@ -332,6 +348,9 @@ pub fn serve(
     let mut prepared = Prepared::new(read_config)?;
     let control_path = control_socket(&prepared.settings.runtime_dir);
     prepared.handed_over = service_manager::control_socket(&control_path)?;
+    if let Some(path) = &prepared.settings.keeper {
+        prepared.keeper = Some(Arc::new(Keeper::attach(path)?));
+    }
     // Sockets belong to this user from their first moment, and so does what the programs of services make.
     rustix::process::umask(Mode::from_raw_mode(0o077));
     sandbox::enter(sandbox, &prepared.config, &prepared.settings)?;
@@ -378,6 +397,7 @@ struct Prepared {
     read_config: ReadConfig,
     /// The control socket, where the service manager has made it.
     handed_over: Option<UnixListener>,
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl Prepared {
@@ -403,8 +423,18 @@ impl Prepared {
             config,
             read_config,
             handed_over: None,
+            keeper: None,
         })
     }
+}
+
+/// Lets go of what was kept of VMs and ports that are no more; the rest is this daemon's from now on.
+fn settle(keeper: &Keeper) {
+    for key in keeper.untaken() {
+        tracing::info!(key, "nothing goes on with what was kept here");
+        keeper.drop_item(&key);
+    }
+    keeper.run();
 }
 
 /// Tells of what can hardly be meant, and of no more than a person would read.

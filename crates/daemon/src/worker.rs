@@ -13,6 +13,7 @@ use device::{
     CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine,
     Observer, OpenLineError, ProgramCall, PublishedCall, SerialConfig,
 };
+use keeper::Keeper;
 use policy::{Address, LineId};
 use vsock::{AddLineError, CircuitId, Limits, LineReport, Reason, Side};
 
@@ -44,6 +45,8 @@ pub struct Wiring {
     pub state_dir: PathBuf,
     /// The group whose members may connect to host sockets.
     pub host_group: Option<u32>,
+    /// Where VMMs' connections are kept for the next daemon.
+    pub keeper: Option<Arc<Keeper>>,
 }
 
 /// A running worker.
@@ -82,6 +85,7 @@ impl Worker {
             observer,
             state_dir,
             host_group,
+            keeper,
         } = wiring;
         let unreachable = arrivals.unreachable();
         let sink = Box::new(move |arrival: Arrival| {
@@ -96,6 +100,9 @@ impl Worker {
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
         fabric.set_host_group(host_group);
+        if let Some(keeper) = keeper {
+            fabric.set_keeper(keeper);
+        }
         fabric.set_own_user(Some(rustix::process::geteuid().as_raw()));
         fabric.set_dialer(dialer);
         fabric.set_decision_sink(decisions);

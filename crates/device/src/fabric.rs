@@ -31,6 +31,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use guestmem::queue::Chain;
+use keeper::Keeper;
 use policy::{Address, LineId, Policy, ServiceEntry, Time};
 use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
@@ -50,7 +51,7 @@ use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::ring::{Ring, RingCounts};
 use crate::slow::{Party, Slow};
-use crate::socket::{MAX_PATH_BYTES, listen_for, listen_for_vmm};
+use crate::socket::{MAX_PATH_BYTES, listen_for};
 use crate::spin::Spin;
 use crate::turns::Turns;
 use crate::vsock::{EVENT, TX, model};
@@ -152,6 +153,8 @@ pub struct Fabric {
     agent_port: u32,
     /// The group whose members may connect to host sockets.
     host_group: Option<u32>,
+    /// Where VMMs' connections are kept for a successor.
+    keeper: Option<Arc<Keeper>>,
     arrivals: ArrivalSink,
     dialer: Option<Dialer>,
     /// Ports of the host whose calls go to the dialer, though they are no services, each with the VMs, or all, whose calls do.
@@ -228,6 +231,7 @@ impl Fabric {
             look_at_stopped_at: None,
             agent_port,
             host_group: None,
+            keeper: None,
             arrivals,
             dialer: None,
             listening: HashMap::new(),
@@ -271,6 +275,11 @@ impl Fabric {
     /// this is called, the daemon's user alone may (0600).
     pub fn set_host_group(&mut self, group: Option<u32>) {
         self.host_group = group;
+    }
+
+    /// Keeps VMMs' connections for a successor, and goes on with what a predecessor kept, on lines that are opened from now on.
+    pub fn set_keeper(&mut self, keeper: Arc<Keeper>) {
+        self.keeper = Some(keeper);
     }
 
     /// Wakes this fabric's [`turn`](Self::turn) from another thread.
@@ -324,9 +333,6 @@ impl Fabric {
         } else {
             tracing::warn!(path = %messages.display(), "too long for a socket: no SEQPACKET calls to this guest");
         }
-        // What can connect there is the VM.
-        let vhost =
-            listen_for_vmm(&config.vhost_user).map_err(refused_at(config.vhost_user.clone()))?;
         let refused = |error| OpenLineError::Socket {
             path: config.host.clone(),
             error,
@@ -349,11 +355,10 @@ impl Fabric {
             network: None,
         };
         let model = model(config.address.cid);
-        let frontend = Frontend::spawn(vhost, identity, model, self.mailbox.clone());
-        let frontend = frontend.map_err(|error| OpenLineError::Socket {
-            path: config.vhost_user.clone(),
-            error,
-        })?;
+        // What can connect there is the VM.
+        let (mailbox, keeper) = (self.mailbox.clone(), self.keeper.clone());
+        let frontend = Frontend::listen(&config.vhost_user, identity, model, mailbox, keeper);
+        let frontend = frontend.map_err(refused_at(config.vhost_user.clone()))?;
         let line = LineIo::new(generation, config.address.full_name(), config.host.clone());
         Ok(LineIo {
             listeners,
@@ -364,6 +369,9 @@ impl Fabric {
 
     /// Closes every line, for good.
     pub fn stop(&mut self) {
+        if self.keeper.as_ref().is_some_and(|keeper| !keeper.runs()) {
+            self.switch.leave_ends();
+        }
         let names: Vec<String> = self
             .lines
             .iter()

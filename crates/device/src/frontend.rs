@@ -10,13 +10,16 @@ mod event;
 mod request;
 mod session;
 
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use guestmem::queue::Records;
+use keeper::Keeper;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use vhost::vhost_user::{
@@ -25,7 +28,7 @@ use vhost::vhost_user::{
 };
 
 use crate::fault::fault_of;
-use crate::socket::{Listener, SocketFile};
+use crate::socket::{Listener, SocketFile, listen_for_vmm};
 
 use another::Another;
 use request::Caller;
@@ -33,7 +36,8 @@ pub(crate) use request::{
     Answer, Identity, MESSAGES_PER_TURN, Mailbox, Message, Model, Request, RingStart,
 };
 pub(crate) use session::FEATURE_RING_PACKED;
-use session::{FEATURE_PROTOCOL, Session};
+pub use session::is_kept;
+use session::{Before, FEATURE_PROTOCOL, Keep, Session};
 
 /// How long no VMM is accepted after the system would not accept one, as it has no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -46,19 +50,30 @@ pub(crate) struct Frontend {
     connection: Arc<Connection>,
     another_waits: Arc<AtomicBool>,
     /// The thread alone has the socket: its last descriptor closes what VMMs sent that were never accepted.
-    _file: SocketFile,
+    file: SocketFile,
+    keep: Option<Keep>,
 }
 
 /// Another descriptor of the VMM's socket, by which the VMM is hung up on.
 type Connection = Mutex<Option<UnixStream>>;
 
 impl Frontend {
-    pub(crate) fn spawn(
-        listener: Listener,
+    /// Listens at this path.
+    ///
+    /// # Errors
+    /// When the socket or a thread cannot be had. Nothing is left behind then.
+    pub(crate) fn listen(
+        path: &Path,
         identity: Identity,
         model: Model,
         mailbox: Mailbox,
+        keeper: Option<Arc<Keeper>>,
     ) -> io::Result<Frontend> {
+        let keep = keeper.map(|keeper| Keep::new(keeper, path));
+        let listener = match &keep {
+            Some(keep) => keep.listen()?,
+            None => listen_for_vmm(path)?,
+        };
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
         let Listener { socket, file } = listener;
@@ -67,6 +82,7 @@ impl Frontend {
         let is_another = Arc::clone(&another_waits);
         let name = format!("vhost-{}", identity.vm);
         let caller = Caller { identity, mailbox };
+        let kept = keep.clone();
         std::thread::Builder::new()
             .name(name)
             .stack_size(256 * 1024)
@@ -79,13 +95,15 @@ impl Frontend {
                     &thread_connection,
                     &caller,
                     &model,
+                    kept.as_ref(),
                 );
             })?;
         Ok(Frontend {
             stop,
             connection,
             another_waits,
-            _file: file,
+            file,
+            keep,
         })
     }
 
@@ -97,6 +115,12 @@ impl Frontend {
 
 impl Drop for Frontend {
     fn drop(&mut self) {
+        if self.keep.as_ref().is_some_and(Keep::is_for_another) {
+            return self.file.stay();
+        }
+        if let Some(keep) = &self.keep {
+            keep.close();
+        }
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         let connection = self.connection.lock();
         if let Some(stream) = &*connection.unwrap_or_else(PoisonError::into_inner) {
@@ -119,12 +143,17 @@ fn serve(
     connection: &Connection,
     caller: &Caller,
     model: &Model,
+    keep: Option<&Keep>,
 ) {
+    let mut before = keep.and_then(|keep| keep.take(&caller.identity.vm, model));
     let (vm, network) = (&caller.identity.vm, caller.identity.network.as_deref());
     loop {
-        let next = match another.take() {
-            Some(waited) => Ok(Some(waited)),
-            None => match wait_for_vmm(listener, stop) {
+        let before = before.take();
+        let kept = before.as_ref().map(|before| before.stream.try_clone());
+        let next = match (kept, another.take()) {
+            (Some(stream), _) => with_copy(stream),
+            (None, Some(waited)) => Ok(Some(waited)),
+            (None, None) => match wait_for_vmm(listener, stop) {
                 Ok(true) => accept(listener),
                 Ok(false) => return,
                 Err(error) => {
@@ -143,12 +172,24 @@ fn serve(
             }
         };
         drop(replace(connection, Some(copy)));
-        tracing::info!(vm, network, "VMM connected");
+        match before {
+            None => tracing::info!(vm, network, "VMM connected"),
+            Some(_) => tracing::info!(vm, network, "went on with the VMM of the daemon before"),
+        }
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
         let fault = match stop_requested(stop, Duration::ZERO) {
             true => None,
-            false => fault_of(&converse(stream, &mut another, caller, model)),
+            false => fault_of(&converse(
+                stream,
+                &mut another,
+                caller,
+                model,
+                (keep, before),
+            )),
         };
+        if let Some(keep) = keep {
+            keep.hang_up();
+        }
         drop(replace(connection, None));
         let words = fault.clone();
         let _ = caller.call(Request::Detach { fault });
@@ -178,14 +219,17 @@ fn wait_for_vmm(listener: &OwnedFd, stop: &OwnedFd) -> Result<bool, Errno> {
 /// The connection of a VMM that waits, and another descriptor of it; none if it has left.
 fn accept(listener: &OwnedFd) -> io::Result<Option<(UnixStream, UnixStream)>> {
     match rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC) {
-        Ok(socket) => {
-            let stream = UnixStream::from(socket);
-            let copy = stream.try_clone()?;
-            Ok(Some((stream, copy)))
-        }
+        Ok(socket) => with_copy(Ok(UnixStream::from(socket))),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// A connection, and another descriptor of it.
+fn with_copy(stream: io::Result<UnixStream>) -> io::Result<Option<(UnixStream, UnixStream)>> {
+    let stream = stream?;
+    let copy = stream.try_clone()?;
+    Ok(Some((stream, copy)))
 }
 
 /// Whether the thread is to end: by now, or within `patience`.
@@ -204,18 +248,20 @@ fn converse(
     another: &mut Another<'_>,
     caller: &Caller,
     model: &Model,
+    (keep, before): (Option<&Keep>, Option<Before>),
 ) -> ProtocolError {
-    if caller.call(Request::Attach).is_err() {
-        return ProtocolError::Disconnected;
-    }
     let early = match stream.try_clone() {
         Ok(early) => early,
         Err(error) => return ProtocolError::SocketError(error),
     };
-    let session = Arc::new(Mutex::new(Session::new(caller.clone(), model.clone())));
-    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+    let begun = begin(stream, caller, model, keep, before);
+    let (session, mut handler) = match begun {
+        Ok(begun) => begun,
+        Err(error) => return error,
+    };
     loop {
         another.wait_beside(&early, &caller.identity.vm);
+        locked(&session).set_answering(true);
         let handled = enabled_early(&early, &session).and_then(|is_done| match is_done {
             true => Ok(()),
             false => handler.handle_request(),
@@ -223,12 +269,66 @@ fn converse(
         if let Err(error) = handled {
             return error;
         }
+        let mut session = locked(&session);
+        session.keep();
+        session.set_answering(false);
     }
+}
+
+/// What was said on a connection, and who answers there.
+type Begun = (Arc<Mutex<Session>>, BackendReqHandler<Mutex<Session>>);
+
+/// Begins to answer a VMM, or goes on with what a predecessor heard from it.
+fn begin(
+    stream: UnixStream,
+    caller: &Caller,
+    model: &Model,
+    keep: Option<&Keep>,
+    before: Option<Before>,
+) -> ProtocolResult<Begun> {
+    let (kept, said) = match before {
+        Some(before) => (Some(before.open), Some(before.said)),
+        None => (
+            keep.map(|keep| keep.open(&stream, model))
+                .transpose()
+                .map_err(ProtocolError::SocketError)?,
+            None,
+        ),
+    };
+    let mut session = Session::new(caller.clone(), model.clone(), kept);
+    let circuits = session.circuits();
+    let lost = circuits.as_ref().map(Records::read);
+    caller.call(Request::Attach { circuits })?;
+    let Some(said) = said else {
+        let session = Arc::new(Mutex::new(session));
+        let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+        return Ok((session, handler));
+    };
+    let features = said.features();
+    session.resume(said)?;
+    let circuits = lost.unwrap_or_default();
+    caller.call(Request::ResetLost { circuits })?;
+    // The handler has a state of its own, which only messages change: it is told the features again, on a connection whose place the VMM's then takes.
+    let session = Arc::new(Mutex::new(session));
+    let (mut vmm, ours) = UnixStream::pair().map_err(ProtocolError::SocketError)?;
+    let mut handler = BackendReqHandler::from_stream(ours, Arc::clone(&session));
+    for message in early::features_again(features) {
+        vmm.write_all(&message)
+            .map_err(ProtocolError::SocketError)?;
+        handler.handle_request()?;
+    }
+    let replaced = sys::descriptors::replace(&handler, &stream);
+    replaced.map_err(|error| ProtocolError::SocketError(error.into()))?;
+    Ok((session, handler))
+}
+
+fn locked(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
+    session.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Does what the next message asks, if it enables a ring before there are features; see [`early`].
 fn enabled_early(stream: &UnixStream, session: &Mutex<Session>) -> ProtocolResult<bool> {
-    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut session = locked(session);
     if session.features & FEATURE_PROTOCOL != 0 {
         return Ok(false);
     }

@@ -60,6 +60,7 @@ pub use fabric::{
     ProgramCall, PublishedCall, PublishedTo, RefusedLine, SerialConfig, Survey,
 };
 pub use fault::MAX_FAULT_CHARS;
+pub use frontend::is_kept;
 pub use line::AgentSecret;
 pub use orders::{Orders, Turns};
 pub use reactor::Waker;

@@ -38,10 +38,12 @@ use std::collections::{BTreeSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use guestmem::queue::FIRST_SPLIT_BASE;
+use keeper::Keeper;
 use l2::bridge::{AddPortError, Bridge, BridgeLimits, PortConfig, PortId};
 use policy::Time;
 use slab::Slab;
@@ -64,7 +66,6 @@ use crate::capture::MAX_CAPTURES;
 use crate::fault::LastFault;
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
 use crate::reactor::{EventFlags, Reactor, Token};
-use crate::socket::listen_for_vmm;
 use crate::spin::Spin;
 
 /// What a port needs to be opened.
@@ -149,6 +150,8 @@ pub struct NetFabric {
     ports: Slab<Port>,
     next_generation: u64,
     mailbox: Mailbox,
+    /// Where VMMs' connections are kept for a successor.
+    keeper: Option<Arc<Keeper>>,
     messages: Receiver<Message>,
     happened: Vec<(Token, EventFlags)>,
     /// Rings whose guests have sent something, in turn: the place of the port, and the ring.
@@ -190,6 +193,7 @@ impl NetFabric {
             ports: Slab::new(),
             next_generation: 0,
             mailbox,
+            keeper: None,
             messages,
             happened: Vec::new(),
             ready: VecDeque::new(),
@@ -211,6 +215,11 @@ impl NetFabric {
     /// holds until this is called, sleeps at once.
     pub fn set_spin(&mut self, limit: Duration) {
         self.spin = Spin::new(limit);
+    }
+
+    /// Keeps VMMs' connections for a successor, and goes on with what a predecessor kept, on ports that are opened from now on.
+    pub fn set_keeper(&mut self, keeper: Arc<Keeper>) {
+        self.keeper = Some(keeper);
     }
 
     /// Takes this many frames from a ring at a time, at most [`MAX_BATCH`](Self::MAX_BATCH).
@@ -433,7 +442,6 @@ impl NetFabric {
             path: port.path.clone(),
             error,
         };
-        let listener = listen_for_vmm(&port.path).map_err(refused)?;
         let identity = Identity {
             device: number as u32,
             generation,
@@ -442,7 +450,8 @@ impl NetFabric {
         };
         let model = model::model(port.queue_pairs);
         let rings = model.rings;
-        let frontend = Frontend::spawn(listener, identity, model, self.mailbox.clone());
+        let (mailbox, keeper) = (self.mailbox.clone(), self.keeper.clone());
+        let frontend = Frontend::listen(&port.path, identity, model, mailbox, keeper);
         port.frontend = Some(frontend.map_err(refused)?);
         port.generation = generation;
         port.rings = (0..rings).map(|_| None).collect();

@@ -103,6 +103,13 @@ impl Ring {
         }
     }
 
+    /// Goes on with a ring that a process ran until it ended. What that one had out is given back, and the guest interrupted: it may have been owed an
+    /// interrupt.
+    pub(crate) fn take_over(&mut self) {
+        self.queue.publish();
+        self.interrupt();
+    }
+
     /// Gives a chain back to the guest. It sees it at the next [`Ring::publish`].
     pub(crate) fn complete(&mut self, chain: &Chain, written: u32) {
         self.queue.complete(chain.head, written);

@@ -48,13 +48,34 @@ pub(crate) struct Listener {
 pub struct SocketFile {
     entry: Entry,
     id: FileId,
+    /// It is not removed.
+    stays: bool,
 }
 
 impl SocketFile {
+    /// Which file it is.
+    pub(crate) fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// Leaves the file where it is: another process listens at its socket.
+    pub(crate) fn stay(&mut self) {
+        self.stays = true;
+    }
+
     fn bind(socket: &OwnedFd, entry: Entry) -> io::Result<SocketFile> {
         bind(socket, &entry.address()?)?;
+        SocketFile::found(entry)
+    }
+
+    /// The file that is there.
+    fn found(entry: Entry) -> io::Result<SocketFile> {
         let id = file_id(&find_socket(&entry)?.1);
-        Ok(SocketFile { entry, id })
+        Ok(SocketFile {
+            entry,
+            id,
+            stays: false,
+        })
     }
 
     /// Sets its mode, and that of no other file.
@@ -88,8 +109,10 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // It may have been removed already.
-        let _ = self.entry.remove(self.id);
+        if !self.stays {
+            // It may have been removed already.
+            let _ = self.entry.remove(self.id);
+        }
     }
 }
 
@@ -121,6 +144,22 @@ fn any_socket(socket_type: SocketType) -> io::Result<OwnedFd> {
 /// Listens at `path` for VMMs that speak vhost-user, which send descriptors; for the owner only. A stale socket file is taken over.
 pub(crate) fn listen_for_vmm(path: &Path) -> io::Result<Listener> {
     listen_with(any_socket(SocketType::STREAM)?, None, path)
+}
+
+/// Listens with a socket that another process has left, if its file is still the one that it had.
+pub(crate) fn listen_again(
+    socket: OwnedFd,
+    path: &Path,
+    id: FileId,
+) -> io::Result<Option<Listener>> {
+    let mut file = SocketFile::found(Entry::at(path)?)?;
+    if file.id != id {
+        file.stay();
+        return Ok(None);
+    }
+    // Again, so that those who call find this process there: see `is_own`.
+    listen(&socket, BACKLOG)?;
+    Ok(Some(Listener { socket, file }))
 }
 
 /// Listens at `path`, for the owner and the members of this group. A stale socket file is taken over.

@@ -39,6 +39,7 @@ use crate::guest::{GuestMemory, MAX_REGIONS, Range};
 
 mod chain;
 mod error;
+mod ledger;
 mod packed;
 mod split;
 
@@ -53,6 +54,7 @@ mod tests;
 #[cfg(feature = "driver")]
 pub(crate) use chain::{DESCRIPTOR_LEN, INDIRECT, NEXT, WRITE};
 pub use error::QueueError;
+pub use ledger::{Found, Ledger, Ledgers, Records};
 #[cfg(feature = "driver")]
 pub(crate) use {packed::fields as packed_fields, split::fields as split_fields};
 
@@ -153,10 +155,26 @@ impl Queue {
     /// A size that is zero or over [`MAX_QUEUE_SIZE`] or, unless packed, no power of two; a base that such a queue cannot have; an area that
     /// is misaligned or not inside one region.
     pub fn new(setup: QueueSetup, memory: Arc<GuestMemory>) -> Result<Queue, QueueError> {
+        Queue::with_ledger(setup, memory, None)
+    }
+
+    /// A queue of which a successor of this process can know where it goes on. If the ledger is a predecessor's, the queue goes on where that one left it,
+    /// whatever its setup says, and the chains that were out are given back without a byte in them: call [`publish`](Self::publish).
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); a ledger that does not fit the queue, or a predecessor's for a packed queue, which has none.
+    pub fn with_ledger(
+        setup: QueueSetup,
+        memory: Arc<GuestMemory>,
+        ledger: Option<Ledger>,
+    ) -> Result<Queue, QueueError> {
         let format = if setup.packed {
+            if ledger.as_ref().is_some_and(Ledger::has_predecessor) {
+                return Err(QueueError::NoLedger);
+            }
             Format::Packed(Packed::new(setup, &memory)?)
         } else {
-            Format::Split(Split::new(setup, &memory)?)
+            Format::Split(Split::new(setup, &memory, ledger)?)
         };
         Ok(Queue {
             memory,

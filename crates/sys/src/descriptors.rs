@@ -2,7 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -38,6 +38,19 @@ pub fn raise_limit() -> Result<Option<u64>, Errno> {
     };
     setrlimit(Resource::Nofile, raised)?;
     Ok(limit.maximum)
+}
+
+/// Puts a copy of a descriptor in the place of another, which is closed; the copy is closed on exec. For what owns a descriptor and gives no way to change it.
+///
+/// # Errors
+/// What the system says: nothing has changed.
+pub fn replace(owner: &impl AsRawFd, by: impl AsFd) -> Result<(), Errno> {
+    let (old, new) = (owner.as_raw_fd(), by.as_fd().as_raw_fd());
+    // SAFETY: the call reads and writes no memory. Whoever owns the number has a valid descriptor before and after.
+    match unsafe { libc::dup3(new, old, libc::O_CLOEXEC) } {
+        -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::BADF)),
+        _ => Ok(()),
+    }
 }
 
 /// Sends bytes, and descriptors with the first of them, and says how many bytes the socket took. It never raises SIGPIPE.

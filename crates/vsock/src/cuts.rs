@@ -76,6 +76,9 @@ impl Switch {
         };
         line.epoch = line.epoch.wrapping_add(1);
         let ends = std::mem::take(&mut line.ends);
+        if let Some(register) = &mut line.register {
+            register.truncate(0);
+        }
         let circuits = &self.circuits;
         let id_of = |(index, side): (u32, Side)| (circuits[index as usize].id, Some(side));
         ends.into_iter().map(id_of).collect()
@@ -85,11 +88,13 @@ impl Switch {
     pub(crate) fn list_ends(&mut self, index: usize) {
         for side in [Side::Caller, Side::Callee] {
             let end = &mut self.circuits[index].ends[side.index()];
-            let line = end.owner().and_then(|id| self.lines.get_mut(id.0 as usize));
-            if let Some(line) = line {
+            let Some(id) = end.owner() else { continue };
+            if let Some(line) = self.lines.get_mut(id.0 as usize) {
                 end.epoch = line.epoch;
                 end.place = line.ends.len() as u32;
                 line.ends.push((index as u32, side));
+                let place = end.place as usize;
+                self.note_end(id, place);
             }
         }
     }
@@ -99,14 +104,22 @@ impl Switch {
         for side in [Side::Caller, Side::Callee] {
             let end = self.circuits[index].end(side);
             let (epoch, place) = (end.epoch, end.place as usize);
-            let line = end.owner().and_then(|id| self.lines.get_mut(id.0 as usize));
+            let Some(id) = end.owner() else { continue };
+            let line = self.lines.get_mut(id.0 as usize);
             let Some(line) = line.filter(|line| line.epoch == epoch) else {
                 continue;
             };
             line.ends.swap_remove(place);
+            let len = line.ends.len();
             if let Some((moved, moved_side)) = line.ends.get(place).copied() {
                 let end = self.circuits[moved as usize].end_mut(moved_side);
                 end.place = place as u32;
+                self.note_end(id, place);
+            }
+            // Last, so that at any moment each end that there is stands in the list.
+            let line = self.lines.get_mut(id.0 as usize);
+            if let Some(register) = line.and_then(|line| line.register.as_mut()) {
+                register.truncate(len);
             }
         }
     }

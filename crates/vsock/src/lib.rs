@@ -54,6 +54,7 @@ mod host;
 mod hybrid;
 mod ids;
 mod line;
+mod lost;
 mod operator;
 mod own_ports;
 mod packet;
@@ -75,6 +76,7 @@ pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
 pub use ids::{CircuitId, ProgramId, Side};
 pub use line::{AddLineError, LineReport};
+pub use lost::{EndRegister, GuestEnd};
 pub use reason::Reason;
 pub use switch::Switch;
 

@@ -9,6 +9,7 @@ use policy::{
 use thiserror::Error;
 use wire::vsock::Header;
 
+use crate::lost::EndRegister;
 use crate::share::{Origin, PREPAID, Shares};
 use crate::{Counters, Limits, Reason, Side};
 
@@ -45,6 +46,8 @@ pub(crate) struct Line {
     pub(crate) epoch: u32,
     /// The ends of circuits that began in this epoch: each by the circuit's index and its side. Each end knows its place.
     pub(crate) ends: Vec<(u32, Side)>,
+    /// Where they are noted for the switch that comes after this one.
+    pub(crate) register: Option<Box<dyn EndRegister>>,
     /// The guest's driver takes SEQPACKET (virtio 1.2, section 5.10.3, `VIRTIO_VSOCK_F_SEQPACKET`).
     pub(crate) seqpacket: bool,
     pub(crate) counters: Counters,
@@ -102,6 +105,7 @@ impl Line {
             removed: false,
             epoch: 0,
             ends: Vec::new(),
+            register: None,
             seqpacket: false,
             counters: Counters::default(),
             round: VecDeque::new(),

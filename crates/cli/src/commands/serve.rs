@@ -105,6 +105,7 @@ fn configuration(
             .map(|path| directory.join(path))
             .collect(),
         spin: options.spin.map(Duration::from_micros),
+        keeper: options.keeper.as_ref().map(|path| directory.join(path)),
         networks: networks.collect::<Result<_, _>>()?,
         vms: vms.collect::<Result<_, _>>()?,
         allows: allows.collect::<Result<_, _>>()?,
@@ -113,7 +114,7 @@ fn configuration(
     Ok(config)
 }
 
-fn start_log(filter: Option<&str>) -> Result<(), Failure> {
+pub(super) fn start_log(filter: Option<&str>) -> Result<(), Failure> {
     let variable = std::env::var("RINGDOWN_LOG")
         .ok()
         .filter(|value| !value.is_empty());

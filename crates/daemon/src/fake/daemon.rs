@@ -274,6 +274,7 @@ pub fn routes() -> (Arrivals, Arc<FakeWorker>, Router) {
     let worker = Arc::new(FakeWorker::new(sender));
     let lines: Arc<dyn LineWorker> = worker.clone();
     let parts = Parts {
+        keeper: None,
         worker: lines,
         net: Arc::new(FakeNet::default()),
         offers: Arc::new(NoOffers),

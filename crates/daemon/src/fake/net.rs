@@ -236,7 +236,7 @@ fn lock(networks: &Networks) -> MutexGuard<'_, BTreeMap<String, Network>> {
 
 impl NetWorker for FakeNet {
     fn prepare(&self, change: NetChange) -> Result<Commit, NetFault> {
-        change.clear_sockets()?;
+        change.clear_sockets(None)?;
         let networks = self.networks.clone();
         let prepared = Prepared { networks, change };
         prepared.open()?;

@@ -6,6 +6,7 @@ use config::Plan;
 use config::net::{NetHost, NetworkSpec, PortSpec};
 
 use super::NetError;
+use keeper::Keeper;
 use runtime::directory::{RuntimeError, check_directory, remove_stale_socket};
 
 /// What has to be done so that networks are as another plan has them.
@@ -109,9 +110,9 @@ impl NetChange {
     ///
     /// # Errors
     /// [`NetFault`] with the port whose socket cannot be made.
-    pub(crate) fn clear_sockets(&self) -> Result<(), NetFault> {
+    pub(crate) fn clear_sockets(&self, keeper: Option<&Keeper>) -> Result<(), NetFault> {
         for PlacedPort { port, .. } in &self.added_ports {
-            clear_socket(port).map_err(|error| NetFault::of_port(port, error))?;
+            clear_socket(port, keeper).map_err(|error| NetFault::of_port(port, error))?;
         }
         Ok(())
     }
@@ -141,9 +142,12 @@ impl NetFault {
     }
 }
 
-fn clear_socket(port: &PortSpec) -> Result<(), RuntimeError> {
+fn clear_socket(port: &PortSpec, keeper: Option<&Keeper>) -> Result<(), RuntimeError> {
     let directory = port.socket.parent();
     check_directory(directory.unwrap_or("/".as_ref()), "vhost-user = \"PATH\"")?;
+    if keeper.is_some_and(|keeper| device::is_kept(keeper, &port.socket)) {
+        return Ok(());
+    }
     if remove_stale_socket(&port.socket)? {
         tracing::warn!(
             vm = port.vm,

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use device::CaptureOptions;
 use device::net::{NetFabric, NetPortSnapshot, NetworkSnapshot, PortCounters};
+use keeper::Keeper;
 use l2::bridge::{self, PortId};
 
 use super::{
@@ -23,6 +24,7 @@ use hostside::offers::Commit;
 pub struct NetThread {
     spin: Duration,
     batch: Option<usize>,
+    keeper: Option<Arc<Keeper>>,
     running: Mutex<Option<Running>>,
 }
 
@@ -34,10 +36,12 @@ struct Running {
 impl NetThread {
     /// Without networks. While frames come quickly the thread looks for up to `spin` before it sleeps; it takes up to
     /// `batch` of them from a ring at a time, or as many as is best.
-    pub fn new(spin: Duration, batch: Option<usize>) -> NetThread {
+    /// Where there is a keeper, VMMs' connections are kept for the next daemon.
+    pub fn new(spin: Duration, batch: Option<usize>, keeper: Option<Arc<Keeper>>) -> NetThread {
         NetThread {
             spin,
             batch,
+            keeper,
             running: Mutex::default(),
         }
     }
@@ -63,10 +67,13 @@ impl NetThread {
 }
 
 impl Running {
-    fn start(spin: Duration, batch: Option<usize>) -> io::Result<Running> {
+    fn start(of: &NetThread) -> io::Result<Running> {
         let mut fabric = NetFabric::new()?;
-        fabric.set_spin(spin);
-        fabric.set_batch(batch.unwrap_or(NetFabric::MAX_BATCH));
+        fabric.set_spin(of.spin);
+        fabric.set_batch(of.batch.unwrap_or(NetFabric::MAX_BATCH));
+        if let Some(keeper) = &of.keeper {
+            fabric.set_keeper(keeper.clone());
+        }
         let (orders, thread) = Orders::start("net", fabric)?;
         Ok(Running { orders, thread })
     }
@@ -77,12 +84,12 @@ impl NetWorker for NetThread {
         if change.is_empty() {
             return Ok(Box::new(|| {}));
         }
-        change.clear_sockets()?;
+        change.clear_sockets(self.keeper.as_deref())?;
         let mut running = self.running();
         let running = match &mut *running {
             Some(running) => running,
             none => {
-                let started = Running::start(self.spin, self.batch);
+                let started = Running::start(self);
                 none.insert(started.map_err(|error| NetFault::of_all(error.into()))?)
             }
         };
@@ -353,7 +360,7 @@ mod tests {
 
     #[test]
     fn networks_stand_still_until_a_change_is_committed() {
-        let net = NetThread::new(Duration::ZERO, None);
+        let net = NetThread::new(Duration::ZERO, None, None);
         let (none, lan, dmz) = (plan(&[]), plan(&["lan"]), plan(&["dmz"]));
         net.prepare(NetChange::between(&none, &lan)).unwrap()();
         let commit = net.prepare(NetChange::between(&lan, &dmz)).unwrap();
@@ -371,7 +378,7 @@ mod tests {
 
     #[test]
     fn a_change_that_is_dropped_is_undone() {
-        let net = NetThread::new(Duration::ZERO, None);
+        let net = NetThread::new(Duration::ZERO, None, None);
         let (none, lan, dmz) = (plan(&[]), plan(&["lan"]), plan(&["dmz"]));
         net.prepare(NetChange::between(&none, &lan)).unwrap()();
         drop(net.prepare(NetChange::between(&lan, &dmz)).unwrap());
@@ -384,7 +391,7 @@ mod tests {
 
     #[test]
     fn nothing_to_change_holds_nothing_up() {
-        let net = NetThread::new(Duration::ZERO, None);
+        let net = NetThread::new(Duration::ZERO, None, None);
         let lan = plan(&["lan"]);
         net.prepare(NetChange::between(&plan(&[]), &lan)).unwrap()();
         let commit = net.prepare(NetChange::between(&lan, &lan)).unwrap();

@@ -9,6 +9,7 @@ fn settings(directory: &Path) -> Settings {
         file: None,
         runtime_dir: directory.join("run"),
         state_dir: directory.join("state"),
+        keeper: None,
         spin: Duration::ZERO,
         control: Default::default(),
     }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use guestmem::queue::{Chain, Queue};
+use guestmem::queue::{Chain, Ledger, Queue};
 use policy::LineId;
 use vsock::Event;
 
@@ -13,7 +13,7 @@ use crate::frontend::{Answer, MESSAGES_PER_TURN, Message, Request, RingStart};
 use crate::line::{Leaving, StoppedRing};
 use crate::reactor::{EventFlags, Token};
 use crate::ring::{self, Ring};
-use crate::vsock::{EVENT, FEATURE_SEQPACKET, RINGS, RX, TX};
+use crate::vsock::{EVENT, FEATURE_SEQPACKET, KeptEnds, RINGS, RX, TX, kept_ends};
 
 /// The event that says that all circuits are gone (virtio 1.2, section 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
 const TRANSPORT_RESET: u32 = 0;
@@ -73,7 +73,11 @@ impl Fabric {
 
     fn obey(&mut self, id: LineId, request: Request) -> Answer {
         match request {
-            Request::Attach => {
+            Request::Attach { circuits } => {
+                if let Some(circuits) = circuits {
+                    let register = Box::new(KeptEnds::new(circuits));
+                    self.switch.register_ends(id, register);
+                }
                 if let Some(line) = self.line(id) {
                     line.attached = true;
                     line.last_fault.clear();
@@ -92,6 +96,17 @@ impl Fabric {
             }
             Request::Reset => {
                 self.forget_guest(id);
+                Ok(0)
+            }
+            Request::ResetLost { circuits } => {
+                let lost = kept_ends(&circuits);
+                tracing::info!(
+                    vm = self.line(id).map(|line| line.name.clone()),
+                    circuits = lost.len(),
+                    "resets the circuits of the daemon before"
+                );
+                self.switch.reset_lost(id, &lost, &mut self.actions);
+                self.carry_out();
                 Ok(0)
             }
             Request::Start { index, start } => self.start_ring(id, index, *start),
@@ -147,13 +162,19 @@ impl Fabric {
             return Err(format!("ring {index} of {RINGS}"));
         }
         self.stop_ring(id, index);
-        let queue = Queue::new(start.setup, start.memory).map_err(|error| error.to_string())?;
+        let ledger = start.ledger.as_ref();
+        let is_taken_over = ledger.is_some_and(Ledger::has_predecessor);
+        let queue = Queue::with_ledger(start.setup, start.memory, start.ledger)
+            .map_err(|error| error.to_string())?;
         let token = Token::Ring {
             line: id,
             index: index as u8,
         };
         let is_fresh = queue.is_fresh();
-        let ring = Ring::new(queue, start.kick, start.call, start.enabled);
+        let mut ring = Ring::new(queue, start.kick, start.call, start.enabled);
+        if is_taken_over {
+            ring.take_over();
+        }
         // Edge-triggered: each kick is an edge, and the counter need not be read back.
         self.reactor
             .add(&ring.kick, token, EventFlags::IN | EventFlags::ET)

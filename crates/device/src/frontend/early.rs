@@ -11,7 +11,10 @@ use std::os::unix::net::UnixStream;
 use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::{Error as ProtocolError, Result as ProtocolResult};
 
-/// The number of SET_VRING_ENABLE.
+/// Numbers of messages.
+const GET_FEATURES: u32 = 1;
+const SET_FEATURES: u32 = 2;
+const SET_PROTOCOL_FEATURES: u32 = 16;
 const SET_VRING_ENABLE: u32 = 18;
 
 /// A message begins with three numbers of 32 bits: which it is, its flags, and the length of what follows.
@@ -95,6 +98,24 @@ impl Enable {
         }
         done
     }
+}
+
+/// The messages by which a VMM says the features of the protocol and of the device, if it has.
+pub(super) fn features_again([of_protocol, of_device]: [Option<u64>; 2]) -> Vec<Vec<u8>> {
+    let message = |number: u32, body: Option<u64>| {
+        let body_len = body.map_or(0, |_| BODY_LEN as u32);
+        let header = [number, VERSION, body_len].map(u32::to_ne_bytes);
+        let body = body.map(u64::to_ne_bytes);
+        header
+            .concat()
+            .into_iter()
+            .chain(body.into_iter().flatten())
+            .collect()
+    };
+    let mut messages = vec![message(GET_FEATURES, None)];
+    messages.extend(of_protocol.map(|features| message(SET_PROTOCOL_FEATURES, Some(features))));
+    messages.extend(of_device.map(|features| message(SET_FEATURES, Some(features))));
+    messages
 }
 
 /// The number at this place in a message, which is in the byte order of the machine.

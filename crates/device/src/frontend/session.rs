@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use guestmem::guest::{GuestMemory, RegionSpec};
-use guestmem::queue::QueueSetup;
+use guestmem::queue::{Found, QueueSetup};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -18,6 +18,12 @@ use vhost::vhost_user::{
 use super::event;
 use super::request::{Caller, Model, Request, RingStart};
 use crate::fault::NO_SHARED_MEMORY;
+
+mod kept;
+
+pub use kept::is_kept;
+pub(super) use kept::{Before, Keep};
+use kept::{Open, RegionRecord};
 
 /// Memory regions that a VMM may hand over: what Linux's vhost allows by default.
 const MAX_MEMORY_SLOTS: u64 = 509;
@@ -40,8 +46,18 @@ struct RingWords {
     base: u32,
     call: Option<File>,
     enabled: Option<bool>,
-    /// A kick that came before size and places. The ring starts when it is enabled.
-    early_kick: Option<File>,
+    kick: Kick,
+}
+
+/// What a ring's kick is there for.
+#[derive(Debug, Default)]
+enum Kick {
+    #[default]
+    None,
+    /// It came before size and places. The ring starts when it is enabled.
+    Early(File),
+    /// The ring runs. This is a copy, if what was said is kept.
+    Runs(Option<File>),
 }
 
 /// Addresses of the parts of a ring.
@@ -57,18 +73,25 @@ pub(super) struct Session {
     caller: Caller,
     model: Model,
     pub(super) features: u64,
+    protocol_features: Option<u64>,
     memory: GuestMemory,
     rings: Vec<RingWords>,
+    /// Where what was said is kept, if it is, and copies of the regions' files.
+    kept: Option<Open>,
+    regions: Vec<(RegionRecord, File)>,
 }
 
 impl Session {
-    pub(super) fn new(caller: Caller, model: Model) -> Session {
+    pub(super) fn new(caller: Caller, model: Model, kept: Option<Open>) -> Session {
         Session {
             caller,
             features: 0,
+            protocol_features: None,
             memory: GuestMemory::new(),
             rings: silent(model.rings),
             model,
+            kept,
+            regions: Vec::new(),
         }
     }
 
@@ -85,6 +108,10 @@ impl Session {
 
     /// Has the fabric run a ring.
     fn start(&mut self, index: u32, kick: File) -> ProtocolResult<()> {
+        self.start_with(index, kick, Found::Nothing)
+    }
+
+    fn start_with(&mut self, index: u32, kick: File, found: Found) -> ProtocolResult<()> {
         if self.features & FEATURE_VERSION_1 == 0 {
             return Err(ProtocolError::FeatureMismatch);
         }
@@ -94,7 +121,12 @@ impl Session {
             )));
         }
         let (features, memory) = (self.features, Arc::new(self.memory.clone()));
+        let kept = self.kept.as_ref();
+        let ledger = kept.and_then(|kept| kept.ledger(index as usize, found));
+        let copy = kept.map(|_| kick.try_clone()).transpose();
+        let copy = copy.map_err(ProtocolError::ReqHandlerError)?;
         let ring = self.ring(index)?;
+        ring.kick = Kick::Runs(copy);
         let (Some(size), Some(places)) = (ring.size, ring.places) else {
             return Err(ProtocolError::InvalidOperation(
                 "a ring starts of which size or addresses are missing",
@@ -122,6 +154,7 @@ impl Session {
             // Without the protocol's features a ring is enabled from the start (vhost-user, "Ring states").
             enabled: ring.enabled.unwrap_or(features & FEATURE_PROTOCOL == 0),
             features,
+            ledger,
         };
         let (index, start) = (index as usize, Box::new(start));
         self.caller
@@ -174,7 +207,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn reset_device(&mut self) -> ProtocolResult<()> {
-        self.caller.call(Request::Reset).map(|_| ())
+        self.caller.call(Request::Reset)?;
+        for ring in &mut self.rings {
+            ring.kick = Kick::None;
+        }
+        Ok(())
     }
 
     fn get_features(&mut self) -> ProtocolResult<u64> {
@@ -195,6 +232,10 @@ impl VhostUserBackendReqHandlerMut for Session {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> ProtocolResult<Option<Vec<u64>>> {
+        let mut kept = Vec::new();
+        for (region, file) in regions.iter().zip(&files) {
+            kept.extend(self.copy_of(region, file)?);
+        }
         let specs = regions
             .iter()
             .zip(files)
@@ -203,6 +244,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let memory =
             GuestMemory::with_regions(specs).map_err(memory_error(&self.caller.identity.vm))?;
         self.memory_changed(memory)?;
+        self.regions = kept;
         Ok(None)
     }
 
@@ -215,11 +257,13 @@ impl VhostUserBackendReqHandlerMut for Session {
         if self.has_region(region) && self.model.may_repeat_regions {
             return Ok(None);
         }
+        let kept = self.copy_of(region, &file)?;
         let mut memory = self.memory.clone();
         memory
             .add_region(region_spec(region, file))
             .map_err(memory_error(&self.caller.identity.vm))?;
         self.memory_changed(memory)?;
+        self.regions.extend(kept);
         Ok(None)
     }
 
@@ -231,7 +275,10 @@ impl VhostUserBackendReqHandlerMut for Session {
         memory
             .remove_region(region.guest_phys_addr, region.memory_size, region.user_addr)
             .map_err(memory_error(&self.caller.identity.vm))?;
-        self.memory_changed(memory)
+        self.memory_changed(memory)?;
+        self.regions
+            .retain(|(kept, _)| kept.guest_address != region.guest_phys_addr);
+        Ok(())
     }
 
     fn get_max_mem_slots(&mut self) -> ProtocolResult<u64> {
@@ -279,6 +326,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let ring = self.ring(index)?;
         // It is set up anew before it starts again.
         (ring.size, ring.places, ring.base) = (None, None, base);
+        ring.kick = Kick::None;
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -293,7 +341,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let ring = self.ring(u32::from(index))?;
         // The specification names no order. Alioth kicks before it says size, base and addresses.
         if will_be_enabled && (ring.size.is_none() || ring.places.is_none()) {
-            ring.early_kick = Some(kick);
+            ring.kick = Kick::Early(kick);
             return Ok(());
         }
         self.start(u32::from(index), kick)
@@ -324,8 +372,10 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_enable(&mut self, index: u32, enabled: bool) -> ProtocolResult<()> {
         let ring = self.ring(index)?;
         ring.enabled = Some(enabled);
-        if let Some(kick) = ring.early_kick.take_if(|_| enabled) {
-            return self.start(index, kick);
+        if enabled && matches!(ring.kick, Kick::Early(_)) {
+            if let Kick::Early(kick) = std::mem::take(&mut ring.kick) {
+                return self.start(index, kick);
+            }
         }
         self.caller
             .call(Request::SetEnabled {
@@ -347,7 +397,8 @@ impl VhostUserBackendReqHandlerMut for Session {
             | VhostUserProtocolFeatures::RESET_DEVICE)
     }
 
-    fn set_protocol_features(&mut self, _features: u64) -> ProtocolResult<()> {
+    fn set_protocol_features(&mut self, features: u64) -> ProtocolResult<()> {
+        self.protocol_features = Some(features);
         Ok(())
     }
 

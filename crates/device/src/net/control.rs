@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use guestmem::queue::{FIRST_PACKED_BASE, FIRST_SPLIT_BASE, Queue};
+use guestmem::queue::{FIRST_PACKED_BASE, FIRST_SPLIT_BASE, Ledger, Queue};
 use policy::LineId;
 
 use super::NetFabric;
@@ -43,7 +43,8 @@ impl NetFabric {
     fn obey(&mut self, number: usize, request: Request) -> Answer {
         let port = &mut self.ports[number];
         match request {
-            Request::Attach => {
+            Request::ResetLost { .. } => {}
+            Request::Attach { .. } => {
                 port.attached = true;
                 port.last_fault.clear();
             }
@@ -86,14 +87,20 @@ impl NetFabric {
 
     fn start_ring(&mut self, number: usize, index: usize, start: RingStart) -> Answer {
         self.stop_ring(number, index);
-        let mut queue = Queue::new(start.setup, start.memory).map_err(|error| error.to_string())?;
+        let ledger = start.ledger.as_ref();
+        let is_taken_over = ledger.is_some_and(Ledger::has_predecessor);
+        let mut queue = Queue::with_ledger(start.setup, start.memory, start.ledger)
+            .map_err(|error| error.to_string())?;
         // What the guest posts, and what it sends while we are looking anyhow, it need not tell.
         queue.disable_notifications();
         let token = Token::Ring {
             line: LineId(number as u32),
             index: index as u8,
         };
-        let ring = Ring::new(queue, start.kick, start.call, start.enabled);
+        let mut ring = Ring::new(queue, start.kick, start.call, start.enabled);
+        if is_taken_over {
+            ring.take_over();
+        }
         // Edge-triggered: each kick is an edge, and the counter need not be read back.
         self.reactor
             .add(&ring.kick, token, EventFlags::IN | EventFlags::ET)

@@ -18,6 +18,7 @@ use std::hash::{DefaultHasher, Hasher};
 use super::chain::{
     self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only,
 };
+use super::ledger::Ledger;
 use super::{
     Chain, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area, needs_event, samples,
 };
@@ -46,10 +47,15 @@ pub(super) struct Split {
     used_flags: u16,
     fresh: bool,
     in_flight: InFlight,
+    ledger: Option<Ledger>,
 }
 
 impl Split {
-    pub(super) fn new(setup: QueueSetup, memory: &GuestMemory) -> Result<Split, QueueError> {
+    pub(super) fn new(
+        setup: QueueSetup,
+        memory: &GuestMemory,
+        ledger: Option<Ledger>,
+    ) -> Result<Split, QueueError> {
         let size = setup.size;
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
             return Err(QueueError::Size { size });
@@ -58,7 +64,7 @@ impl Split {
         let next_available = u16::try_from(base).map_err(|_| QueueError::Base { base, size })?;
         let areas = Areas::new(&setup, memory)?;
         let used = areas.used.load_u16(USED_INDEX, Ordering::Acquire);
-        Ok(Split {
+        let mut split = Split {
             setup,
             next_available: Running::new(next_available),
             seen_available: Running::new(next_available),
@@ -69,7 +75,36 @@ impl Split {
             fresh: next_available == 0 && used == 0,
             in_flight: InFlight::new(size),
             areas,
-        })
+            ledger: None,
+        };
+        if let Some(mut ledger) = ledger {
+            match ledger.has_predecessor() {
+                true => split.take_over(&mut ledger)?,
+                false => ledger.begin(size, used),
+            }
+            split.ledger = Some(ledger);
+        }
+        Ok(split)
+    }
+
+    /// Goes on where another process has left the queue, and gives back what was out.
+    fn take_over(&mut self, ledger: &mut Ledger) -> Result<(), QueueError> {
+        let (size, used) = (self.setup.size, self.next_used);
+        let out = ledger.recover(size, used.get(), |index| self.used_head(index))?;
+        let next = used.get().wrapping_add(out.len() as u16);
+        (self.next_available, self.seen_available) = (Running::new(next), Running::new(next));
+        self.fresh = next == 0 && used.get() == 0;
+        for head in out {
+            // Which entry of the available ring it had is needed to rewind it, which it is not.
+            self.in_flight.insert(head, 0);
+            self.complete(head, 0);
+        }
+        Ok(())
+    }
+
+    fn used_head(&self, index: u16) -> u32 {
+        let element = USED_RING + 8 * self.slot(Running::new(index));
+        self.areas.used.load_u32(element, Ordering::Relaxed)
     }
 
     pub(super) fn replace_memory(&mut self, memory: &GuestMemory) -> Result<(), QueueError> {
@@ -107,6 +142,9 @@ impl Split {
         let first = Descriptor::from_words(address, word);
         if !take_only(memory, chain, address, first.len, first.flags) {
             self.read_chain(memory, chain, address, word)?;
+        }
+        if let Some(ledger) = &self.ledger {
+            ledger.mark(head);
         }
         self.in_flight.insert(head, slot);
         self.next_available = self.next_available.next();
@@ -161,6 +199,7 @@ impl Split {
             .used
             .store_u16(USED_INDEX, new.get(), Ordering::Release);
         self.published_used = new;
+        self.note_published(old, new);
         let first = !self.has_published;
         self.has_published = true;
         // Publish first, look for the driver's wish second: the driver does it the other way round.
@@ -178,6 +217,21 @@ impl Split {
                 & NO_INTERRUPT
                 == 0
         }
+    }
+
+    /// Writes down that what was given back between these two indices is not out any more.
+    fn note_published(&self, old: Running, new: Running) {
+        let Some(ledger) = &self.ledger else { return };
+        let mut index = old;
+        while index != new {
+            match u16::try_from(self.used_head(index.get())) {
+                Ok(head) if head < self.setup.size => ledger.clear(head),
+                // Its driver has written there: its ring means nothing any more, and a successor says so.
+                _ => {}
+            }
+            index = index.next();
+        }
+        ledger.set_published(new.get());
     }
 
     pub(super) fn disable_notifications(&mut self) {
@@ -213,10 +267,13 @@ impl Split {
     pub(super) fn rewind(&mut self, chains: u16) {
         for _ in 0..chains {
             let last = self.next_available.previous();
-            if !self.in_flight.remove_at(self.slot(last)) {
+            let Some(head) = self.in_flight.remove_at(self.slot(last)) else {
                 let last = last.get();
                 debug_assert!(false, "entry {last} is rewound and its chain is not out");
                 return;
+            };
+            if let Some(ledger) = &self.ledger {
+                ledger.clear(head);
             }
             self.next_available = last;
         }
@@ -445,7 +502,8 @@ impl InFlight {
         true
     }
 
-    fn remove_at(&mut self, slot: usize) -> bool {
-        self.remove(self.taken[slot])
+    fn remove_at(&mut self, slot: usize) -> Option<u16> {
+        let head = self.taken[slot];
+        self.remove(head).then_some(head)
     }
 }

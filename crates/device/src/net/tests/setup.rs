@@ -300,6 +300,7 @@ impl Setup {
         let mut setup = guest.rings[index].setup();
         setup.ring_base = ring_base;
         let start = RingStart {
+            ledger: None,
             setup,
             memory: Arc::clone(memory),
             kick: guest.kicks[index].try_clone().unwrap(),

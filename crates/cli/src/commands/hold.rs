@@ -1,0 +1,23 @@
+//! `ringdown hold`: keeps VMs' lines while there is no daemon.
+
+use std::io::{self, Write as _};
+
+use keeper::{HoldError, Holder};
+
+use crate::arguments::Hold;
+use crate::failure::Failure;
+
+/// Keeps things until it is released, or has another keeper release them.
+pub fn run(options: &Hold) -> Result<(), Failure> {
+    if options.release {
+        let released = keeper::release(&options.socket);
+        return released.map_err(|error| Failure::failed(error.to_string()));
+    }
+    super::serve::start_log(None)?;
+    let refused = |error: HoldError| Failure::failed(error.to_string());
+    let holder = Holder::listen(&options.socket).map_err(refused)?;
+    let mut out = io::stdout();
+    // Whoever started it may not listen, and it keeps things all the same.
+    let _ = out.write_all(b"ready\n").and_then(|()| out.flush());
+    holder.run().map_err(refused)
+}

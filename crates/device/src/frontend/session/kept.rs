@@ -1,0 +1,366 @@
+//! What a front end keeps for the daemon that comes after this one: the VMM's connection, and what was said on it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use guestmem::guest::{GuestMemory, RegionSpec};
+use guestmem::queue::{Found, Ledger, Ledgers, Records};
+use keeper::Keeper;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use serde::{Deserialize, Serialize};
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vhost::vhost_user::{
+    Error as ProtocolError, Result as ProtocolResult, VhostUserBackendReqHandlerMut as _,
+};
+
+use super::{Kick, Places, Session, memory_error};
+use crate::frontend::request::Model;
+use crate::socket::{Listener, listen_again, listen_for_vmm};
+use sys::links::FileId;
+
+/// Which shape a record has. Another one is not read.
+const VERSION: u32 = 1;
+
+/// Everything that was said, as it stands. The descriptors that belong to it are, in this order: the connection, the ledgers' file, a file for each region,
+/// and for each ring its kick and its call, where it has them.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Record {
+    version: u32,
+    /// The device that the VMM found, which must be the same again.
+    config: Vec<u8>,
+    /// Features of the protocol, once said.
+    protocol_features: Option<u64>,
+    /// Features of the device, once said.
+    features: Option<u64>,
+    regions: Vec<RegionRecord>,
+    rings: Vec<RingRecord>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RegionRecord {
+    pub(super) guest_address: u64,
+    size: u64,
+    frontend_address: u64,
+    file_offset: u64,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct RingRecord {
+    size: Option<u16>,
+    /// Addresses of the descriptors, of the available ring and of the used ring.
+    places: Option<[u64; 3]>,
+    base: u32,
+    enabled: Option<bool>,
+    has_kick: bool,
+    has_call: bool,
+    /// It runs; with a kick and not running, it waits to be set up and enabled.
+    runs: bool,
+}
+
+/// Where a front end keeps things.
+#[derive(Debug, Clone)]
+pub(in crate::frontend) struct Keep {
+    keeper: Arc<Keeper>,
+    path: PathBuf,
+    vmm_key: String,
+    listener_key: String,
+}
+
+/// What a predecessor kept of a VMM.
+pub(in crate::frontend) struct Before {
+    /// The VMM's connection.
+    pub(in crate::frontend) stream: UnixStream,
+    pub(in crate::frontend) open: Open,
+    pub(in crate::frontend) said: Said,
+}
+
+/// What a VMM said to a predecessor, with the files of regions and rings.
+pub(in crate::frontend) struct Said {
+    record: Record,
+    files: Vec<File>,
+}
+
+/// What is kept of a VMM that is connected.
+#[derive(Debug)]
+pub(in crate::frontend) struct Open {
+    keep: Keep,
+    stream: UnixStream,
+    file: File,
+    ledgers: Ledgers,
+}
+
+/// Whether a predecessor has left the socket at which VMMs connect at this path.
+pub fn is_kept(keeper: &Keeper, path: &Path) -> bool {
+    keeper.has(&listener_key(path))
+}
+
+fn listener_key(path: &Path) -> String {
+    format!("listener:{}", path.display())
+}
+
+impl Keep {
+    /// For the VMM that connects at this path.
+    pub(in crate::frontend) fn new(keeper: Arc<Keeper>, path: &Path) -> Keep {
+        Keep {
+            keeper,
+            path: path.to_path_buf(),
+            vmm_key: format!("vmm:{}", path.display()),
+            listener_key: listener_key(path),
+        }
+    }
+
+    /// Listens with the socket that a predecessor left, at which VMMs may wait by now; or with a new one, which a successor gets.
+    pub(in crate::frontend) fn listen(&self) -> io::Result<Listener> {
+        if let Some(item) = self.keeper.take(&self.listener_key) {
+            let id = serde_json::from_slice::<FileId>(&item.value);
+            let socket = item.descriptors.into_iter().next();
+            if let (Ok(id), Some(socket)) = (id, socket) {
+                // If there is another file by now, or none, there has to be a new one.
+                if let Ok(Some(listener)) = listen_again(socket, &self.path, id) {
+                    return Ok(listener);
+                }
+            }
+        }
+        let listener = listen_for_vmm(&self.path)?;
+        let id = serde_json::to_vec(&listener.file.id())?;
+        let descriptors = [listener.socket.as_fd()];
+        self.keeper.put(&self.listener_key, &id, &descriptors)?;
+        Ok(listener)
+    }
+
+    /// Whether another daemon goes on with what this one lets go of.
+    pub(in crate::frontend) fn is_for_another(&self) -> bool {
+        !self.keeper.runs()
+    }
+
+    /// The VMM that a predecessor left, if it can be taken over.
+    pub(in crate::frontend) fn take(&self, vm: &str, model: &Model) -> Option<Before> {
+        let item = self.keeper.take(&self.vmm_key)?;
+        match self.read(item, model) {
+            Ok(before) => Some(before),
+            Err(error) => {
+                tracing::warn!(vm, %error, "cannot go on with a VMM's connection: it is closed, and the VM has to be started anew");
+                self.hang_up();
+                None
+            }
+        }
+    }
+
+    fn read(&self, item: keeper::Item, model: &Model) -> io::Result<Before> {
+        let refused = |words: &str| io::Error::other(words.to_owned());
+        let record: Record = serde_json::from_slice(&item.value)?;
+        if record.version != VERSION {
+            return Err(refused("it was kept by another version"));
+        }
+        if record.config != model.config || record.rings.len() != model.rings {
+            return Err(refused(
+                "the VM's device was another one, such as by its CID",
+            ));
+        }
+        let mut files = item.descriptors.into_iter();
+        let (Some(stream), Some(file)) = (files.next(), files.next()) else {
+            return Err(refused("its descriptors are missing"));
+        };
+        let open = self.open_with(UnixStream::from(stream.try_clone()?), file.into(), model)?;
+        if open.ledgers.is_answering() {
+            return Err(refused("the daemon ended while it answered the VMM"));
+        }
+        Ok(Before {
+            stream: UnixStream::from(stream),
+            open,
+            said: Said {
+                record,
+                files: files.map(File::from).collect(),
+            },
+        })
+    }
+
+    /// Keeps a VMM that has just connected.
+    pub(in crate::frontend) fn open(&self, stream: &UnixStream, model: &Model) -> io::Result<Open> {
+        let file = memfd_create("ringdown-ledger", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, Ledgers::file_bytes(model.rings, model.kept_circuits))?;
+        self.open_with(stream.try_clone()?, file.into(), model)
+    }
+
+    fn open_with(&self, stream: UnixStream, file: OwnedFd, model: &Model) -> io::Result<Open> {
+        let file = File::from(file);
+        let ledgers = Ledgers::new(file.try_clone()?, model.rings, model.kept_circuits)
+            .map_err(io::Error::other)?;
+        Ok(Open {
+            keep: self.clone(),
+            stream,
+            file,
+            ledgers,
+        })
+    }
+
+    /// The VMM is gone.
+    pub(in crate::frontend) fn hang_up(&self) {
+        self.keeper.drop_item(&self.vmm_key);
+    }
+
+    /// Neither the VMM nor the socket is for a successor.
+    pub(in crate::frontend) fn close(&self) {
+        self.hang_up();
+        self.keeper.drop_item(&self.listener_key);
+    }
+}
+
+impl Said {
+    /// The features that were agreed on: of the protocol, and of the device.
+    pub(in crate::frontend) fn features(&self) -> [Option<u64>; 2] {
+        [self.record.protocol_features, self.record.features]
+    }
+}
+
+impl Open {
+    pub(super) fn ledger(&self, ring: usize, found: Found) -> Option<Ledger> {
+        self.ledgers.queue(ring, found)
+    }
+
+    /// The list of the guest's circuits.
+    fn circuits(&self) -> Option<Records> {
+        self.ledgers.records()
+    }
+
+    /// Notes that a message is read and answered, or that it has been. Who takes over in between cannot know what the VMM was told.
+    fn set_answering(&self, is_answering: bool) {
+        self.ledgers.set_answering(is_answering);
+    }
+
+    /// Keeps this from now on.
+    fn put(&self, record: Record, model: &Model, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let record = Record {
+            version: VERSION,
+            config: model.config.clone(),
+            ..record
+        };
+        let mut descriptors = vec![self.stream.as_fd(), self.file.as_fd()];
+        descriptors.extend(files);
+        let value = serde_json::to_vec(&record)?;
+        self.keep
+            .keeper
+            .put(&self.keep.vmm_key, &value, &descriptors)
+    }
+}
+
+impl Session {
+    /// Goes on where a predecessor ended: its rings run again.
+    pub(in crate::frontend) fn resume(&mut self, said: Said) -> ProtocolResult<()> {
+        let Said { record, files } = said;
+        let mut files = files.into_iter();
+        let mut file = || files.next().ok_or(ProtocolError::IncorrectFds);
+        for region in record.regions {
+            self.regions.push((region, file()?));
+        }
+        let specs = self.regions.iter().map(|(region, file)| {
+            Ok(RegionSpec {
+                guest_address: region.guest_address,
+                size: region.size,
+                frontend_address: region.frontend_address,
+                file: file.try_clone()?,
+                file_offset: region.file_offset,
+            })
+        });
+        let specs = specs.collect::<io::Result<_>>();
+        let memory = GuestMemory::with_regions(specs.map_err(ProtocolError::ReqHandlerError)?);
+        self.memory = memory.map_err(memory_error(&self.caller.identity.vm))?;
+        self.protocol_features = record.protocol_features;
+        self.set_features(record.features.unwrap_or(0))?;
+        for (index, was) in record.rings.iter().enumerate() {
+            let kick = was.has_kick.then(&mut file).transpose()?;
+            let call = was.has_call.then(&mut file).transpose()?;
+            let ring = &mut self.rings[index];
+            ring.size = was.size;
+            ring.places = was.places.map(|[descriptors, available, used]| Places {
+                descriptors,
+                available,
+                used,
+            });
+            (ring.base, ring.enabled, ring.call) = (was.base, was.enabled, call);
+            match kick {
+                Some(kick) if was.runs => {
+                    self.start_with(index as u32, kick, Found::Predecessors)?
+                }
+                Some(kick) => ring.kick = Kick::Early(kick),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The list for the circuits of the guest, if things are kept.
+    pub(in crate::frontend) fn circuits(&self) -> Option<Records> {
+        self.kept.as_ref().and_then(Open::circuits)
+    }
+
+    /// Notes that a message is about to be read, or that it was answered.
+    pub(in crate::frontend) fn set_answering(&self, is_answering: bool) {
+        if let Some(kept) = &self.kept {
+            kept.set_answering(is_answering);
+        }
+    }
+
+    /// Keeps what was said so far. Called when the VMM was answered, and before that is noted.
+    pub(in crate::frontend) fn keep(&mut self) {
+        let Some(kept) = &self.kept else { return };
+        let mut files: Vec<_> = self.regions.iter().map(|(_, file)| file.as_fd()).collect();
+        let mut rings = Vec::new();
+        for ring in &self.rings {
+            let (kick, runs) = match &ring.kick {
+                Kick::None => (None, false),
+                Kick::Early(kick) => (Some(kick), false),
+                Kick::Runs(kick) => (kick.as_ref(), true),
+            };
+            files.extend(kick.map(File::as_fd));
+            files.extend(ring.call.as_ref().map(File::as_fd));
+            let places = ring.places.as_ref();
+            rings.push(RingRecord {
+                size: ring.size,
+                places: places.map(|places| [places.descriptors, places.available, places.used]),
+                base: ring.base,
+                enabled: ring.enabled,
+                has_kick: kick.is_some(),
+                has_call: ring.call.is_some(),
+                runs,
+            });
+        }
+        let record = Record {
+            protocol_features: self.protocol_features,
+            features: (self.features != 0).then_some(self.features),
+            regions: self.regions.iter().map(|(region, _)| *region).collect(),
+            rings,
+            ..Record::default()
+        };
+        if let Err(error) = kept.put(record, &self.model, &files) {
+            let vm = &self.caller.identity.vm;
+            tracing::warn!(vm, %error, "cannot keep the VMM's connection: it ends with this daemon");
+            // Nobody may go on with what is kept: it is not what is.
+            kept.set_answering(true);
+            self.kept = None;
+        }
+    }
+
+    /// A region, with a copy of its file, if things are kept.
+    pub(super) fn copy_of(
+        &self,
+        region: &VhostUserMemoryRegion,
+        file: &File,
+    ) -> ProtocolResult<Option<(RegionRecord, File)>> {
+        if self.kept.is_none() {
+            return Ok(None);
+        }
+        let copy = file.try_clone().map_err(ProtocolError::ReqHandlerError)?;
+        let region = RegionRecord {
+            guest_address: region.guest_phys_addr,
+            size: region.memory_size,
+            frontend_address: region.user_addr,
+            file_offset: region.mmap_offset,
+        };
+        Ok(Some((region, copy)))
+    }
+}

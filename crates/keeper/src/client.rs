@@ -1,0 +1,238 @@
+//! The daemon's side.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect,
+    socket_with,
+};
+
+use crate::message::{self, Kind, PATIENCE};
+
+/// Phases of the daemon's life.
+const STARTS: u8 = 0;
+const RUNS: u8 = 1;
+const LEAVES: u8 = 2;
+
+/// Why there is no keeper.
+#[expect(missing_docs, reason = "the words of each say what it is")]
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    #[error(
+        "no keeper answers at {}: {error}; start one with `ringdown hold --socket {}`", path.display(), path.display()
+    )]
+    Unreachable { path: PathBuf, error: io::Error },
+    #[error(
+        "the keeper at {} belongs to another user (uid {uid}): run both as the same user", path.display()
+    )]
+    ForeignUser { path: PathBuf, uid: u32 },
+    #[error(
+        "another daemon uses the keeper at {}: stop that one, or start a keeper at another path", path.display()
+    )]
+    Busy { path: PathBuf },
+    #[error("what answers at {} is no keeper", path.display())]
+    NotAKeeper { path: PathBuf },
+}
+
+/// What is kept under a key.
+#[derive(Debug)]
+pub struct Item {
+    /// What the one who put it there wrote.
+    pub value: Vec<u8>,
+    /// Copies of what was sent along, in this order.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// A daemon's connection to its keeper.
+#[derive(Debug)]
+pub struct Keeper {
+    socket: OwnedFd,
+    /// What a predecessor left and nobody has asked for yet.
+    found: Mutex<BTreeMap<Vec<u8>, Item>>,
+    phase: AtomicU8,
+}
+
+impl Keeper {
+    /// Attaches to the keeper that listens at this path, and takes over what it has.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn attach(path: &Path) -> Result<Keeper, KeeperError> {
+        let socket = open(path)?;
+        ask(&socket, path, Kind::Attach)?;
+        let mut found = BTreeMap::new();
+        loop {
+            let message = answer(&socket, path)?;
+            match message.kind {
+                Kind::Put => {
+                    let item = Item {
+                        value: message.value,
+                        descriptors: message.descriptors,
+                    };
+                    // Without all of its descriptors it is of no use.
+                    if !message.is_cut {
+                        found.insert(message.key, item);
+                    }
+                }
+                Kind::End => break,
+                Kind::Busy => {
+                    let path = path.to_path_buf();
+                    return Err(KeeperError::Busy { path });
+                }
+                Kind::Attach | Kind::Drop | Kind::Release => return Err(no_keeper(path)),
+            }
+        }
+        Ok(Keeper {
+            socket,
+            found: Mutex::new(found),
+            phase: AtomicU8::new(STARTS),
+        })
+    }
+
+    /// Keeps this, in place of what had this key before.
+    ///
+    /// # Errors
+    /// What the system says: what is kept is not what it should be.
+    pub fn put(&self, key: &str, value: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send(Kind::Put, key, value, descriptors)
+    }
+
+    /// Keeps nothing under this key.
+    pub fn drop_item(&self, key: &str) {
+        if let Err(error) = self.send(Kind::Drop, key, &[], &[]) {
+            tracing::warn!(key, %error, "cannot have the keeper let go of something");
+        }
+    }
+
+    /// What a predecessor left under this key. The keeper has it until it is dropped.
+    pub fn take(&self, key: &str) -> Option<Item> {
+        self.found().remove(key.as_bytes())
+    }
+
+    /// Whether a predecessor left something under this key that was not taken.
+    pub fn has(&self, key: &str) -> bool {
+        self.found().contains_key(key.as_bytes())
+    }
+
+    /// The keys of what a predecessor left and that was not taken.
+    pub fn untaken(&self) -> Vec<String> {
+        let found = self.found();
+        let keys = found.keys().map(|key| String::from_utf8_lossy(key));
+        keys.map(std::borrow::Cow::into_owned).collect()
+    }
+
+    /// From now on the daemon works, and what it closes is closed.
+    pub fn run(&self) {
+        self.phase.store(RUNS, Ordering::SeqCst);
+    }
+
+    /// From now on nothing changes in what is kept: the daemon ends, and another one goes on.
+    pub fn leave(&self) {
+        self.phase.store(LEAVES, Ordering::SeqCst);
+    }
+
+    /// Whether the daemon works: neither has it yet to start, which may fail, nor is it about to end.
+    pub fn runs(&self) -> bool {
+        self.phase.load(Ordering::SeqCst) == RUNS
+    }
+
+    fn found(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Item>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(
+        &self,
+        kind: Kind,
+        key: &str,
+        value: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
+        if self.phase.load(Ordering::SeqCst) == LEAVES {
+            return Ok(());
+        }
+        let flags = SendFlags::empty();
+        Ok(message::send(
+            &self.socket,
+            kind,
+            key.as_bytes(),
+            value,
+            descriptors,
+            flags,
+        )?)
+    }
+}
+
+/// Has the keeper at this path let everything go, and end.
+///
+/// # Errors
+/// [`KeeperError`].
+pub fn release(path: &Path) -> Result<(), KeeperError> {
+    let socket = open(path)?;
+    ask(&socket, path, Kind::Release)?;
+    match answer(&socket, path)?.kind {
+        Kind::End => Ok(()),
+        Kind::Busy => {
+            let path = path.to_path_buf();
+            Err(KeeperError::Busy { path })
+        }
+        _ => Err(no_keeper(path)),
+    }
+}
+
+fn open(path: &Path) -> Result<OwnedFd, KeeperError> {
+    let refused = |error: Errno| KeeperError::Unreachable {
+        path: path.to_path_buf(),
+        error: error.into(),
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+    let socket = socket.map_err(refused)?;
+    for timeout in [Timeout::Recv, Timeout::Send] {
+        set_socket_timeout(&socket, timeout, Some(PATIENCE)).map_err(refused)?;
+    }
+    let address = SocketAddrUnix::new(path).map_err(refused)?;
+    connect(&socket, &address).map_err(refused)?;
+    let uid = sys::peer::user(std::os::fd::AsFd::as_fd(&socket));
+    let uid = uid.map_err(|error| KeeperError::Unreachable {
+        path: path.to_path_buf(),
+        error,
+    })?;
+    match uid == rustix::process::geteuid().as_raw() {
+        true => Ok(socket),
+        false => Err(KeeperError::ForeignUser {
+            path: path.to_path_buf(),
+            uid,
+        }),
+    }
+}
+
+fn ask(socket: &OwnedFd, path: &Path, kind: Kind) -> Result<(), KeeperError> {
+    let asked = message::send(socket, kind, &[], &[], &[], SendFlags::empty());
+    asked.map_err(|error| KeeperError::Unreachable {
+        path: path.to_path_buf(),
+        error: error.into(),
+    })
+}
+
+fn answer(socket: &OwnedFd, path: &Path) -> Result<message::Message, KeeperError> {
+    match message::receive(socket, RecvFlags::empty()) {
+        Ok(Some(message)) => Ok(message),
+        Ok(None) | Err(Errno::BADMSG) => Err(no_keeper(path)),
+        Err(error) => Err(KeeperError::Unreachable {
+            path: path.to_path_buf(),
+            error: error.into(),
+        }),
+    }
+}
+
+fn no_keeper(path: &Path) -> KeeperError {
+    let path = path.to_path_buf();
+    KeeperError::NotAKeeper { path }
+}

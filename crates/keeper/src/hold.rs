@@ -1,0 +1,256 @@
+//! The keeper's side.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, bind, listen,
+    socket_with,
+};
+use sys::links::{Entry, FileId, file_id};
+
+use crate::message::{self, Kind, Message, PATIENCE};
+
+/// The most items that are kept.
+const MAX_ITEMS: usize = 65_536;
+
+/// The most connections beside the daemon's: what is over ends the oldest.
+const MAX_CALLERS: usize = 8;
+
+/// Why there can be no keeper.
+#[expect(missing_docs, reason = "the words of each say what it is")]
+#[derive(Debug, thiserror::Error)]
+pub enum HoldError {
+    #[error("a keeper runs at {} already", path.display())]
+    InUse { path: PathBuf },
+    #[error("cannot listen at {}: {error}", path.display())]
+    Listen { path: PathBuf, error: io::Error },
+    #[error("the keeper cannot go on: {0}")]
+    System(#[from] Errno),
+}
+
+/// What is kept under a key.
+#[derive(Debug)]
+struct Kept {
+    value: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// A keeper that listens. Its socket is removed when this is dropped.
+#[derive(Debug)]
+pub struct Holder {
+    listener: OwnedFd,
+    file: (Entry, FileId),
+    daemon: Option<OwnedFd>,
+    callers: Vec<OwnedFd>,
+    items: BTreeMap<Vec<u8>, Kept>,
+}
+
+impl Holder {
+    /// Listens at this path, for programs of this user. A socket that a dead keeper left is replaced.
+    ///
+    /// # Errors
+    /// [`HoldError`].
+    pub fn listen(path: &Path) -> Result<Holder, HoldError> {
+        let refused = |error: io::Error| HoldError::Listen {
+            path: path.to_path_buf(),
+            error,
+        };
+        if let Err(error) = sys::descriptors::raise_limit() {
+            tracing::warn!(%error, "cannot raise the limit of open files");
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let entry = Entry::at(path).map_err(refused)?;
+        let address = entry.address().map_err(refused)?;
+        // The file belongs to this user alone from its first moment.
+        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+        let mut bound = bind(&listener, &address);
+        if bound == Err(Errno::ADDRINUSE) && is_stale(&address)? {
+            let stale = entry.stat().map_err(refused)?;
+            entry.remove(file_id(&stale)).map_err(refused)?;
+            bound = bind(&listener, &address);
+        }
+        rustix::process::umask(before);
+        match bound {
+            Ok(()) => {}
+            Err(Errno::ADDRINUSE) => {
+                let path = path.to_path_buf();
+                return Err(HoldError::InUse { path });
+            }
+            Err(error) => return Err(refused(error.into())),
+        }
+        let made = entry.stat().map_err(refused)?;
+        listen(&listener, 16)?;
+        Ok(Holder {
+            listener,
+            file: (entry, file_id(&made)),
+            daemon: None,
+            callers: Vec::new(),
+            items: BTreeMap::new(),
+        })
+    }
+
+    /// Keeps things until it is told to let them go.
+    ///
+    /// # Errors
+    /// What the system says when there is nothing to wait with.
+    pub fn run(mut self) -> Result<(), HoldError> {
+        loop {
+            let (listens, daemon_speaks, callers_speak) = self.wait()?;
+            // First the daemon: one that is gone makes room for the next.
+            if daemon_speaks {
+                self.hear_daemon();
+            }
+            for index in callers_speak.into_iter().rev() {
+                let caller = self.callers.remove(index);
+                if self.hear_caller(caller) {
+                    return Ok(());
+                }
+            }
+            if listens {
+                self.accept()?;
+            }
+        }
+    }
+
+    /// Who has something to say: the listener, the daemon, and which callers.
+    fn wait(&self) -> Result<(bool, bool, Vec<usize>), Errno> {
+        let mut wanted = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        let sockets = self.callers.iter().chain(&self.daemon);
+        wanted.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        while let Err(error) = poll(&mut wanted, None) {
+            if error != Errno::INTR {
+                return Err(error);
+            }
+        }
+        let speaks: Vec<bool> = wanted
+            .iter()
+            .map(|place| !place.revents().is_empty())
+            .collect();
+        let callers = &speaks[1..=self.callers.len()];
+        let callers = callers.iter().enumerate().filter(|(_, speaks)| **speaks);
+        let callers = callers.map(|(index, _)| index).collect();
+        let daemon = speaks.get(self.callers.len() + 1).copied().unwrap_or(false);
+        Ok((speaks[0], daemon, callers))
+    }
+
+    fn accept(&mut self) -> Result<(), Errno> {
+        let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let own = rustix::process::geteuid().as_raw();
+        // A daemon that does not read holds up nobody for long.
+        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        if sys::peer::user(socket.as_fd()).is_ok_and(|uid| uid == own) {
+            if self.callers.len() >= MAX_CALLERS {
+                self.callers.remove(0);
+            }
+            self.callers.push(socket);
+        }
+        Ok(())
+    }
+
+    /// Does what the daemon says, all that is there.
+    fn hear_daemon(&mut self) {
+        loop {
+            let Some(daemon) = &self.daemon else { return };
+            match message::receive(daemon, RecvFlags::DONTWAIT) {
+                Ok(Some(message)) => self.obey(message),
+                Err(Errno::AGAIN) => return,
+                Ok(None) => {
+                    tracing::info!(kept = self.items.len(), "the daemon is gone");
+                    self.daemon = None;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the daemon does not speak as one");
+                    self.daemon = None;
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, message: Message) {
+        let Message { kind, key, .. } = message;
+        let is_known = self.items.contains_key(&key);
+        match kind {
+            // An item that is not whole would be a false one.
+            Kind::Put if message.is_cut || (!is_known && self.items.len() >= MAX_ITEMS) => {
+                let key = String::from_utf8_lossy(&key);
+                tracing::error!(%key, "no descriptors or room left: this is not kept");
+                self.items.remove(key.as_bytes());
+            }
+            Kind::Put => {
+                let kept = Kept {
+                    value: message.value,
+                    descriptors: message.descriptors,
+                };
+                self.items.insert(key, kept);
+            }
+            Kind::Drop => {
+                self.items.remove(&key);
+            }
+            _ => {}
+        }
+    }
+
+    /// Does what a caller wants. True if everything is to be let go.
+    fn hear_caller(&mut self, caller: OwnedFd) -> bool {
+        let said = message::receive(&caller, RecvFlags::DONTWAIT);
+        let kind = match said {
+            Ok(Some(message)) => message.kind,
+            _ => return false,
+        };
+        let answer = |kind| {
+            let _ = message::send(&caller, kind, &[], &[], &[], SendFlags::DONTWAIT);
+        };
+        match (kind, &self.daemon) {
+            (Kind::Attach | Kind::Release, Some(_)) => answer(Kind::Busy),
+            (Kind::Attach, None) => match self.give_all(&caller) {
+                Ok(()) => {
+                    tracing::info!(kept = self.items.len(), "a daemon is attached");
+                    self.daemon = Some(caller);
+                }
+                Err(error) => tracing::warn!(%error, "cannot give a daemon what is kept"),
+            },
+            (Kind::Release, None) => {
+                answer(Kind::End);
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    fn give_all(&self, daemon: &OwnedFd) -> Result<(), Errno> {
+        for (key, kept) in &self.items {
+            let descriptors: Vec<_> = kept.descriptors.iter().map(AsFd::as_fd).collect();
+            let flags = SendFlags::empty();
+            message::send(daemon, Kind::Put, key, &kept.value, &descriptors, flags)?;
+        }
+        message::send(daemon, Kind::End, &[], &[], &[], SendFlags::empty())
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let (entry, id) = &self.file;
+        // It may have been removed already.
+        let _ = entry.remove(*id);
+    }
+}
+
+/// Whether nobody listens at a socket that is there.
+fn is_stale(address: &rustix::net::SocketAddrUnix) -> Result<bool, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    Ok(rustix::net::connect(&probe, address) == Err(Errno::CONNREFUSED))
+}

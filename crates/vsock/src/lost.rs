@@ -1,0 +1,85 @@
+//! Circuits that outlive the switch in the minds of guests.
+//!
+//! When the process ends, a guest's kernel holds its connections for open, and learns otherwise only from the answer to the next packet that it sends. A program that
+//! waits sends none. So each line can have a register of its ends, which the owner of the switch keeps elsewhere; the next switch resets what stands there.
+
+use policy::LineId;
+use wire::vsock::{Header, Operation, SocketType};
+
+use crate::switch::Actions;
+use crate::{Action, Side, Switch};
+
+/// An end of a circuit as its guest knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestEnd {
+    /// The guest's port.
+    pub port: u32,
+    /// Who is at the other end, as the guest knows it: context identifier and port.
+    pub peer: (u32, u32),
+    /// The type of socket.
+    pub socket_type: SocketType,
+}
+
+/// Where the ends of a line are noted: a list without gaps. It may have less room than there are ends; then the last are not noted.
+pub trait EndRegister: std::fmt::Debug + Send {
+    /// This end has this place now. The list does not become shorter.
+    fn set(&mut self, place: usize, end: GuestEnd);
+
+    /// The list ends before this place now.
+    fn truncate(&mut self, len: usize);
+}
+
+impl Switch {
+    /// Has the ends of a line's circuits noted there, from now on. The line has none yet.
+    pub fn register_ends(&mut self, line: LineId, register: Box<dyn EndRegister>) {
+        if let Some(line) = self.line_mut(line) {
+            line.register = Some(register);
+        }
+    }
+
+    /// Leaves the registers as they are: what ends from now on is for the next switch to reset.
+    pub fn leave_ends(&mut self) {
+        for (_, line) in &mut self.lines {
+            line.register = None;
+        }
+    }
+
+    /// Resets ends that a switch before this one left to a guest.
+    pub fn reset_lost(&mut self, id: LineId, ends: &[GuestEnd], actions: &mut Actions) {
+        let Some(line) = self.line_mut(id).filter(|line| line.up) else {
+            return;
+        };
+        let cid = line.address.cid;
+        line.orphans.extend(ends.iter().map(|end| Header {
+            src_cid: end.peer.0.into(),
+            dst_cid: cid.into(),
+            src_port: end.peer.1,
+            dst_port: end.port,
+            socket_type: end.socket_type as u16,
+            operation: Operation::Reset as u16,
+            ..Header::default()
+        }));
+        actions.push(Action::Wake { line: id });
+    }
+
+    /// Notes the end at a place of its line's list.
+    pub(crate) fn note_end(&mut self, id: LineId, place: usize) {
+        let Some(line) = self.lines.get_mut(id.0 as usize) else {
+            return;
+        };
+        let (Some(register), Some((index, side))) = (&mut line.register, line.ends.get(place))
+        else {
+            return;
+        };
+        let circuit = &self.circuits[*index as usize];
+        let peer: Side = side.other();
+        register.set(
+            place,
+            GuestEnd {
+                port: circuit.end(*side).port,
+                peer: circuit.end(peer).seen,
+                socket_type: circuit.socket_type,
+            },
+        );
+    }
+}

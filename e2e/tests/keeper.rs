@@ -1,0 +1,173 @@
+//! Daemons that end in any way while a keeper has what VMMs hold on to: the next one goes on with the same guests.
+
+#![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use e2e::{CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, ringdown_program, spawn};
+
+/// How long anything that must happen may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const CONFIGURATION: &str = r#"
+[[network]]
+name = "lan"
+
+[[vm]]
+name = "web"
+cid = 3
+networks = ["lan"]
+
+[[vm]]
+name = "db"
+cid = 4
+networks = ["lan"]
+
+[[rule]]
+from = "web"
+to = "db"
+port = 5000
+action = "allow"
+"#;
+
+/// A directory with a keeper; the daemons come and go.
+struct Host {
+    directory: PathBuf,
+    keeper: Child,
+}
+
+impl Host {
+    fn start() -> Host {
+        let directory = spawn::scratch_directory().unwrap();
+        fs::write(directory.join("ringdown.toml"), CONFIGURATION).unwrap();
+        let socket = directory.join("keeper");
+        let arguments = ["hold", "--socket", &socket.display().to_string()].map(str::to_owned);
+        let mut keeper = spawn::spawn(ringdown_program().unwrap(), arguments, |command| {
+            command.stdout(Stdio::piped());
+        })
+        .unwrap();
+        let mut line = String::new();
+        let output = keeper.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Host { directory, keeper }
+    }
+
+    fn daemon(&self) -> Daemon {
+        let file = |name: &str| self.directory.join(name).display().to_string();
+        let mut spec = DaemonSpec::new().arguments(&[
+            "--config",
+            &file("ringdown.toml"),
+            "--keeper",
+            &file("keeper"),
+        ]);
+        spec.runtime_directory = Some(self.directory.clone());
+        Daemon::start(spec).unwrap()
+    }
+
+    fn release(&mut self) {
+        let socket = self.directory.join("keeper");
+        let arguments = [
+            "hold",
+            "--release",
+            "--socket",
+            &socket.display().to_string(),
+        ];
+        let mut released = spawn::spawn(
+            ringdown_program().unwrap(),
+            arguments.map(str::to_owned),
+            |_| {},
+        )
+        .unwrap();
+        assert!(released.wait().unwrap().success());
+        assert!(self.keeper.wait().unwrap().success());
+    }
+}
+
+fn guests(daemon: &Daemon) -> Vec<Guest> {
+    let spec = |name: &str, kernel| {
+        GuestSpec::new(name, kernel)
+            .layer("lan")
+            .with_tools()
+            .attached(daemon)
+    };
+    let guests = vec![spec("web", Kernel::V6_1), spec("db", Kernel::V6_12)];
+    let guests = Guest::boot_all(guests).unwrap();
+    for guest in &guests {
+        guest.shell("modprobe virtio_net && ip link set eth0 up && udhcpc -i eth0 -n -q -t 20 -T 1 2>&1").unwrap();
+    }
+    guests
+}
+
+fn ringdown(daemon: &Daemon, arguments: &[&str]) -> String {
+    let output = daemon.run(arguments).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Host to guest, guest to guest over a circuit, and over the network.
+fn everything_works(daemon: &Daemon, guests: &[Guest]) {
+    for guest in guests {
+        let said = ringdown(
+            daemon,
+            &["exec", "--wait", "60", guest.name(), "--", "hostname"],
+        );
+        assert_eq!(said.trim(), guest.name());
+    }
+    let [web, db] = guests else {
+        panic!("two guests")
+    };
+    let server = db.start("socat -u VSOCK-LISTEN:5000 STDOUT").unwrap();
+    let call = "for try in 1 2 3 4 5 6 7 8 9 10; do echo hello | socat -u STDIN VSOCK-CONNECT:4:5000 && exit 0; sleep 0.3; done; exit 1";
+    web.shell(call).unwrap();
+    assert_eq!(server.wait().unwrap().text().trim(), "hello");
+    web.shell("for try in 1 2 3 4 5; do ping -c 1 -W 5 db && exit 0; done; exit 1")
+        .unwrap();
+}
+
+#[test]
+fn a_killed_daemons_successor_goes_on_with_the_same_guests() {
+    let mut host = Host::start();
+    let mut daemon = host.daemon();
+    let guests = guests(&daemon);
+    everything_works(&daemon, &guests);
+    for round in 0..6 {
+        // Both ends wait, as most programs do: one for a guest, one for the host.
+        let waits = guests[1]
+            .start("socat -u VSOCK-LISTEN:5000 STDOUT")
+            .unwrap();
+        let reads = guests[0]
+            .start_spec(
+                CommandSpec::new("sleep 1; socat -u VSOCK-CONNECT:4:5000 STDOUT; echo ended")
+                    .deadline(PATIENCE),
+            )
+            .unwrap();
+        e2e_wait_for_circuit(&daemon);
+        match round % 2 {
+            0 => daemon.kill().unwrap(),
+            _ => daemon.stop().unwrap(),
+        }
+        drop(daemon);
+        daemon = host.daemon();
+        // What was open is reset at once, without a word from the guests.
+        assert!(reads.wait().unwrap().text().contains("ended"), "{round}");
+        waits.wait().unwrap();
+        everything_works(&daemon, &guests);
+    }
+    daemon.stop().unwrap();
+    host.release();
+    drop(guests);
+}
+
+fn e2e_wait_for_circuit(daemon: &Daemon) {
+    let until = std::time::Instant::now() + PATIENCE;
+    while !ringdown(daemon, &["ls"]).contains("5000") {
+        assert!(std::time::Instant::now() < until, "no circuit");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
