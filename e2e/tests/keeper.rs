@@ -22,11 +22,6 @@ name = "web"
 cid = 3
 networks = ["lan"]
 
-[[vm]]
-name = "db"
-cid = 4
-networks = ["lan"]
-
 [[rule]]
 from = "web"
 to = "db"
@@ -134,6 +129,8 @@ fn everything_works(daemon: &Daemon, guests: &[Guest]) {
 fn a_killed_daemons_successor_goes_on_with_the_same_guests() {
     let mut host = Host::start();
     let mut daemon = host.daemon();
+    // No file names it.
+    ringdown(&daemon, &["vm", "add", "db", "--cid", "4", "--net", "lan"]);
     let guests = guests(&daemon);
     everything_works(&daemon, &guests);
     for round in 0..6 {

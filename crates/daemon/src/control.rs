@@ -10,13 +10,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use api::{
-    ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, VmState, VmStatus, VmWindows,
+    ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, NewVm, VmState, VmStatus,
+    VmWindows,
 };
 use config::limits::members;
 use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest};
 use device::{CaptureFilter, CaptureOptions};
 use tokio::sync::Mutex;
 
+use crate::added;
 use crate::capture::CaptureReader;
 use crate::control_error::ControlError;
 use crate::in_force::{InForce, Parts};
@@ -81,13 +83,18 @@ impl Control {
         answer.ok_or(ControlError::Lost)
     }
 
-    /// Adds a VM. Its sockets listen when this returns.
+    /// Adds a VM, which was described so. Its sockets listen when this returns.
     ///
     /// # Errors
     /// [`ControlError`] when it collides with another VM or a socket cannot be made. Nothing of it remains then.
-    pub async fn add(self: &Arc<Self>, request: VmRequest) -> Result<VmStatus, ControlError> {
+    pub async fn add(
+        self: &Arc<Self>,
+        new: &NewVm,
+        request: VmRequest,
+    ) -> Result<VmStatus, ControlError> {
         crate::sandbox::check_vm(&request)?;
         let control = self.clone();
+        let described = serde_json::to_vec(new).unwrap_or_default();
         // On its own task: a client that hangs up must not leave the plan and the worker apart.
         let task = tokio::spawn(async move {
             let _changing = control.changing.lock().await;
@@ -98,6 +105,7 @@ impl Control {
                 removed: Vec::new(),
             };
             control.bring(next, change).await?;
+            added::keep(control.parts.keeper.as_deref(), &spec, &described);
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
             let details = EventDetails::of_vm(spec.full_name());
             control.parts.events.tell(EventKind::VmAdded, details);
@@ -157,6 +165,7 @@ impl Control {
                 removed: vec![spec],
             };
             control.bring(next, change).await?;
+            added::forget(control.parts.keeper.as_deref(), &name);
             control.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
             let details = EventDetails::of_vm(name);

@@ -22,6 +22,7 @@ use rustix::fs::Mode;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::added;
 use crate::api::Access;
 use crate::audit::{Audit, AuditWriter};
 use crate::capture::Captures;
@@ -227,6 +228,7 @@ impl Daemon {
             read_config,
         };
         parts.put_in_force(&nothing, &in_force, &change, false)?;
+        let in_force = added::add_again(&parts, in_force);
         if let Some(keeper) = &parts.keeper {
             settle(keeper);
         }

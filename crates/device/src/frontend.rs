@@ -74,6 +74,10 @@ impl Frontend {
             Some(keep) => keep.listen()?,
             None => listen_for_vmm(path)?,
         };
+        // Now, as what is not taken when the daemon has started is let go.
+        let before = keep
+            .as_ref()
+            .and_then(|keep| keep.take(&identity.vm, &model));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
         let Listener { socket, file } = listener;
@@ -95,7 +99,7 @@ impl Frontend {
                     &thread_connection,
                     &caller,
                     &model,
-                    kept.as_ref(),
+                    (kept.as_ref(), before),
                 );
             })?;
         Ok(Frontend {
@@ -143,9 +147,8 @@ fn serve(
     connection: &Connection,
     caller: &Caller,
     model: &Model,
-    keep: Option<&Keep>,
+    (keep, mut before): (Option<&Keep>, Option<Before>),
 ) {
-    let mut before = keep.and_then(|keep| keep.take(&caller.identity.vm, model));
     let (vm, network) = (&caller.identity.vm, caller.identity.network.as_deref());
     loop {
         let before = before.take();

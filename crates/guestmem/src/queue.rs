@@ -38,6 +38,7 @@ use crate::area::{Area, Refusal};
 use crate::guest::{GuestMemory, MAX_REGIONS, Range};
 
 mod chain;
+mod crash;
 mod error;
 mod ledger;
 mod packed;

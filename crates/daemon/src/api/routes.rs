@@ -142,7 +142,7 @@ async fn add(State(control): Shared, body: Body) -> Result<Response, Failure> {
     let new: NewVm = parse(&read(body).await?, "describe a VM")?;
     let request = parse_vm_members(&new);
     let request = request.map_err(|refused| Failure::of_input(refused.place, refused.value))?;
-    let status = control.add(request).await?;
+    let status = control.add(&new, request).await?;
     let name = status.full_name().replace('/', "%2F");
     let location = [(LOCATION, format!("/v1/vms/{name}"))];
     Ok((StatusCode::CREATED, location, Json(status)).into_response())

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 
-use super::{MAX_QUEUE_SIZE, QueueError};
+use super::{MAX_QUEUE_SIZE, QueueError, crash};
 use crate::area::Area;
 use crate::guest::{GuestMemory, MemoryError, RegionSpec};
 use crate::sync::Ordering;
@@ -196,19 +196,24 @@ impl Ledger {
     /// A chain is out from now on. Called before anything is done with it.
     #[inline]
     pub(super) fn mark(&self, head: u16) {
+        crash::point();
         self.area.store_u16(mark(head), 1, Ordering::Release);
+        crash::point();
     }
 
     /// It is not any more. Called after the driver can see so.
     #[inline]
     pub(super) fn clear(&self, head: u16) {
+        crash::point();
         self.area.store_u16(mark(head), 0, Ordering::Release);
     }
 
     /// The marks of what is in the used ring up to here are away.
     #[inline]
     pub(super) fn set_published(&self, used: u16) {
+        crash::point();
         self.area.store_u16(PUBLISHED, used, Ordering::Release);
+        crash::point();
     }
 }
 

@@ -20,7 +20,8 @@ use super::chain::{
 };
 use super::ledger::Ledger;
 use super::{
-    Chain, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area, needs_event, samples,
+    Chain, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area, crash, needs_event,
+    samples,
 };
 use crate::area::Area;
 use crate::guest::GuestMemory;
@@ -194,10 +195,12 @@ impl Split {
         if old == new {
             return false;
         }
+        crash::point();
         // Everything written before, the chains' bytes too, is visible to a driver that sees the new index.
         self.areas
             .used
             .store_u16(USED_INDEX, new.get(), Ordering::Release);
+        crash::point();
         self.published_used = new;
         self.note_published(old, new);
         let first = !self.has_published;

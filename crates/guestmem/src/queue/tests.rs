@@ -4,6 +4,7 @@ use crate::driver::{Arena, DriverQueue, RawDescriptor};
 
 mod clauses;
 mod hostile;
+mod ledger;
 mod model;
 mod packed;
 mod places;

@@ -1,0 +1,73 @@
+//! VMs that were added by hand, kept for the daemon that comes after this one: no file names them.
+
+use api::NewVm;
+use config::{LineSpec, PlanChange, parse_vm_members};
+use keeper::Keeper;
+
+use crate::in_force::{InForce, Parts};
+
+/// What their keys begin with.
+const KEY: &str = "added:";
+
+fn key(full_name: &str) -> String {
+    format!("{KEY}{full_name}")
+}
+
+/// Keeps the description of a VM that was added.
+pub(crate) fn keep(keeper: Option<&Keeper>, spec: &LineSpec, described: &[u8]) {
+    let Some(keeper) = keeper else { return };
+    let vm = spec.full_name();
+    if let Err(error) = keeper.put(&key(&vm), described, &[]) {
+        tracing::warn!(vm, %error, "cannot keep the description of this VM: it is gone with this daemon");
+    }
+}
+
+/// A VM is no more.
+pub(crate) fn forget(keeper: Option<&Keeper>, full_name: &str) {
+    if let Some(keeper) = keeper {
+        keeper.drop_item(&key(full_name));
+    }
+}
+
+/// Adds again what a predecessor has kept. What cannot be added any more, such as a VM that the file names by now, is left out.
+pub(crate) fn add_again(parts: &Parts, mut in_force: InForce) -> InForce {
+    let Some(keeper) = &parts.keeper else {
+        return in_force;
+    };
+    for found in keeper.untaken() {
+        let Some(vm) = found.strip_prefix(KEY) else {
+            continue;
+        };
+        let Some(item) = keeper.take(&found) else {
+            continue;
+        };
+        match add_one(parts, &in_force, &item.value) {
+            Ok(next) => {
+                tracing::info!(vm, "added a VM again");
+                in_force = next;
+            }
+            Err(error) => {
+                tracing::warn!(vm, %error, "cannot add a VM again that the daemon before had");
+                keeper.drop_item(&found);
+            }
+        }
+    }
+    in_force
+}
+
+fn add_one(
+    parts: &Parts,
+    in_force: &InForce,
+    described: &[u8],
+) -> Result<InForce, Box<dyn std::error::Error>> {
+    let new: NewVm = serde_json::from_slice(described)?;
+    let request = parse_vm_members(&new).map_err(|refused| refused.value)?;
+    crate::sandbox::check_vm(&request)?;
+    let mut next = in_force.clone();
+    let change = PlanChange {
+        added: vec![next.book.add(&request)?],
+        removed: Vec::new(),
+    };
+    parts.put_in_force(in_force, &next, &change, false)?;
+    Ok(next)
+}

@@ -1,0 +1,36 @@
+//! Points at which a test has the process end: beside each store that a driver or a successor sees.
+
+/// Ends here, if a test wants it so.
+#[inline]
+pub(super) fn point() {
+    #[cfg(test)]
+    armed::point();
+}
+
+#[cfg(test)]
+pub(super) mod armed {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+    }
+
+    /// What the end looks like to a test.
+    pub(in crate::queue) struct Ended;
+
+    /// Ends at the point after so many others; never, for none.
+    pub(in crate::queue) fn arm(after: Option<u32>) {
+        LEFT.set(after);
+    }
+
+    pub(super) fn point() {
+        match LEFT.get() {
+            None => {}
+            Some(0) => {
+                LEFT.set(None);
+                std::panic::resume_unwind(Box::new(Ended));
+            }
+            Some(left) => LEFT.set(Some(left - 1)),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Processes that end at any point, and successors that go on with their queues.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::*;
+use crate::queue::crash::armed::{Ended, arm};
+use crate::queue::{Found, Ledgers};
+
+/// A ledger for one queue, in a file of its own.
+fn ledgers() -> (Arc<Arena>, Ledgers) {
+    let size = Ledgers::file_bytes(1, 4) as usize;
+    let arena = Arc::new(Arena::new(size.next_multiple_of(PAGE)).unwrap());
+    let file = arena.file().try_clone().unwrap();
+    (arena, Ledgers::new(file, 1, 4).unwrap())
+}
+
+struct Scene {
+    pair: Pair,
+    ledgers: Ledgers,
+    /// Chains that this process has taken: the head, and how many bytes it would write.
+    taken: Vec<u16>,
+    /// The one that was taken last, if it is still out: it alone can be put back.
+    last: Option<u16>,
+    /// Tokens of chains that the driver has made available and not got back.
+    open: BTreeSet<u64>,
+    next_token: u64,
+    random: u64,
+    deaths: u32,
+}
+
+impl Scene {
+    fn new(seed: u64, index: u16, event_index: bool) -> Scene {
+        let pair = Pair::starting_at(index, 8, event_index, true);
+        let (_, ledgers) = ledgers();
+        let mut scene = Scene {
+            pair,
+            ledgers,
+            taken: Vec::new(),
+            last: None,
+            open: BTreeSet::new(),
+            next_token: 1,
+            random: seed * 2 + 1,
+            deaths: 0,
+        };
+        scene.set_up(Found::Nothing);
+        scene
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        // xorshift64
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % bound
+    }
+
+    fn set_up(&mut self, found: Found) {
+        let ledger = self.ledgers.queue(0, found);
+        let (setup, memory) = (self.pair.driver.setup(), Arc::clone(&self.pair.memory));
+        self.pair.queue = Queue::with_ledger(setup, memory, ledger).unwrap();
+    }
+
+    /// Does something, unless the process ends in it; then a successor goes on, which may end as well.
+    fn survive(&mut self, after: Option<u32>, work: &dyn Fn(&mut Scene)) {
+        arm(after);
+        let ended = catch_unwind(AssertUnwindSafe(|| work(self)));
+        arm(None);
+        let Err(ended) = ended else { return };
+        assert!(ended.is::<Ended>(), "the test itself failed");
+        self.deaths += 1;
+        (self.taken, self.last) = (Vec::new(), None);
+        let after = (self.below(3) == 0).then(|| self.below(30) as u32);
+        self.survive(after, &|scene| {
+            scene.set_up(Found::Predecessors);
+            scene.pair.queue.publish();
+        });
+        self.collect();
+    }
+
+    /// What the driver gets back, it gets back once.
+    fn collect(&mut self) {
+        while let Some((token, written)) = self.pair.driver.take_used() {
+            assert!(self.open.remove(&token), "chain {token} comes back twice");
+            assert!(written == 0 || u64::from(written) == token % 17);
+        }
+    }
+
+    fn step(&mut self) {
+        let after = (self.below(2) == 0).then(|| self.below(6) as u32);
+        match self.below(10) {
+            0..4 if self.open.len() < 8 => {
+                let token = self.next_token;
+                self.next_token += 1;
+                self.open.insert(token);
+                let buffer = self.pair.buffer(1);
+                self.pair.driver.add(&[], &[buffer], token).unwrap();
+                self.pair.driver.kick_needed();
+            }
+            0..7 => self.survive(after, &|scene| {
+                if let Some(head) = scene.pair.pop() {
+                    scene.taken.push(head);
+                    scene.last = Some(head);
+                }
+            }),
+            7 if !self.taken.is_empty() => {
+                let place = self.below(self.taken.len() as u64) as usize;
+                let head = self.taken.remove(place);
+                self.last = self.last.filter(|last| *last != head);
+                self.survive(after, &|scene| scene.pair.queue.complete(head, 0));
+            }
+            8 if self.last.is_some() => {
+                let last = self.last.take();
+                self.taken.retain(|head| Some(*head) != last);
+                self.survive(after, &|scene| scene.pair.queue.rewind(1));
+            }
+            _ => self.survive(after, &|scene| {
+                scene.pair.queue.publish();
+            }),
+        }
+        self.collect();
+    }
+}
+
+#[test]
+fn a_chain_comes_back_once_wherever_a_process_ends() {
+    let mut deaths = 0;
+    for seed in 0..2000 {
+        let index = [0, 65530][seed as usize % 2];
+        let mut scene = Scene::new(seed, index, seed % 3 == 0);
+        for _ in 0..100 {
+            scene.step();
+        }
+        // The last one ends, and nothing is out any more.
+        scene.set_up(Found::Predecessors);
+        scene.pair.queue.publish();
+        scene.collect();
+        while let Some(head) = scene.pair.pop() {
+            scene.pair.queue.complete(head, 0);
+            scene.pair.queue.publish();
+        }
+        scene.collect();
+        assert!(scene.open.is_empty(), "seed {seed}: lost {:?}", scene.open);
+        deaths += scene.deaths;
+    }
+    assert!(deaths > 10_000, "{deaths}");
+}
+
+#[test]
+fn a_ledger_that_does_not_fit_is_refused() {
+    let (arena, ledgers) = ledgers();
+    let pair = Pair::new(8, true, false);
+    let with = |setup: QueueSetup, found| {
+        let memory = Arc::clone(&pair.memory);
+        Queue::with_ledger(setup, memory, ledgers.queue(0, found))
+    };
+    let setup = pair.driver.setup();
+    // Nothing was written yet.
+    with(setup, Found::Predecessors).unwrap_err();
+    with(setup, Found::Nothing).unwrap();
+    with(setup, Found::Predecessors).unwrap();
+    // Another size; a used index that cannot be; a head that cannot be.
+    with(QueueSetup { size: 4, ..setup }, Found::Predecessors).unwrap_err();
+    pair.driver.set_used_index(9);
+    with(setup, Found::Predecessors).unwrap_err();
+    pair.driver.set_used_index(1);
+    with(setup, Found::Predecessors).unwrap();
+    // Any bytes do no harm.
+    for byte in [0, 1, 7, 8, 0x7f, 0xff] {
+        arena.write(0, &vec![byte; arena.size()]);
+        let _ = with(setup, Found::Predecessors);
+        let records = ledgers.records().unwrap().read();
+        assert!(records.len() <= 4);
+    }
+    let packed = Pair::of(DriverQueue::packed, 0, 8, true, false);
+    let ledger = ledgers.queue(0, Found::Predecessors);
+    let refused = Queue::with_ledger(packed.driver.setup(), packed.memory, ledger);
+    assert_eq!(refused.unwrap_err(), QueueError::NoLedger);
+}
+
+#[test]
+fn a_list_has_what_was_written_last() {
+    let (_arena, ledgers) = ledgers();
+    let list = ledgers.records().unwrap();
+    assert!(list.read().is_empty());
+    for place in 0..4 {
+        list.set(place as usize, [place, 1, 2, 3]);
+    }
+    // There is no room for it.
+    list.set(4, [9; 4]);
+    list.set(1, [7; 4]);
+    list.truncate(3);
+    let again = ledgers.records().unwrap();
+    assert_eq!(again.read(), [[0, 1, 2, 3], [7; 4], [2, 1, 2, 3]]);
+    assert!(!ledgers.is_answering());
+    ledgers.set_answering(true);
+    assert!(ledgers.is_answering());
+}
