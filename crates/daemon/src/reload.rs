@@ -47,14 +47,13 @@ impl Control {
     /// # Errors
     /// [`ReloadError`].
     pub async fn reload(self: &Arc<Self>, request: ReloadRequest) -> Result<Reloaded, ReloadError> {
-        if request.check {
-            return self.reload_now(request).await;
-        }
         let control = self.clone();
-        // On its own task: a client that hangs up must not leave it half done.
+        // On its own task: a client that hangs up must not leave it half done, nor let another change begin beside it.
         let task = tokio::spawn(async move {
+            let is_check = request.check;
             let reloaded = control.reload_now(request).await;
             match &reloaded {
+                _ if is_check => {}
                 Ok(reloaded) => {
                     control.tell_of_reload(reloaded);
                     tracing::info!(

@@ -44,9 +44,22 @@ struct RingWords {
     size: Option<u16>,
     places: Option<Places>,
     base: u32,
+    /// The base was said since the ring was stopped.
+    has_base: bool,
     call: Option<File>,
     enabled: Option<bool>,
     kick: Kick,
+}
+
+impl RingWords {
+    /// The ring is stopped: it is set up anew before it starts again.
+    fn clear(&mut self) {
+        *self = RingWords {
+            call: self.call.take(),
+            enabled: self.enabled,
+            ..RingWords::default()
+        };
+    }
 }
 
 /// What a ring's kick is there for.
@@ -54,7 +67,7 @@ struct RingWords {
 enum Kick {
     #[default]
     None,
-    /// It came before size and places. The ring starts when it is enabled.
+    /// It came before size and places. The ring starts when it is enabled and all is said.
     Early(File),
     /// The ring runs. This is a copy, if what was said is kept.
     Runs(Option<File>),
@@ -162,6 +175,22 @@ impl Session {
             .map(|_| ())
     }
 
+    /// Has the fabric run a ring that was kicked before it was set up, if everything has been said by now.
+    fn start_early(&mut self, index: u32) -> ProtocolResult<()> {
+        let ring = self.ring(index)?;
+        let is_complete = ring.size.is_some() && ring.places.is_some() && ring.has_base;
+        if !is_complete || ring.enabled != Some(true) {
+            return Ok(());
+        }
+        match std::mem::take(&mut ring.kick) {
+            Kick::Early(kick) => self.start(index, kick),
+            other => {
+                ring.kick = other;
+                Ok(())
+            }
+        }
+    }
+
     fn memory_changed(&mut self, memory: GuestMemory) -> ProtocolResult<()> {
         self.memory = memory;
         let memory = Arc::new(self.memory.clone());
@@ -209,7 +238,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn reset_device(&mut self) -> ProtocolResult<()> {
         self.caller.call(Request::Reset)?;
         for ring in &mut self.rings {
-            ring.kick = Kick::None;
+            ring.clear();
+            ring.enabled = None;
         }
         Ok(())
     }
@@ -288,7 +318,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_num(&mut self, index: u32, size: u32) -> ProtocolResult<()> {
         let size = u16::try_from(size).map_err(|_| ProtocolError::InvalidParam)?;
         self.ring(index)?.size = Some(size);
-        Ok(())
+        self.start_early(index)
     }
 
     fn set_vring_addr(
@@ -305,7 +335,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             available,
             used,
         });
-        Ok(())
+        self.start_early(index)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> ProtocolResult<()> {
@@ -314,8 +344,9 @@ impl VhostUserBackendReqHandlerMut for Session {
         if !is_packed && base > u32::from(u16::MAX) {
             return Err(ProtocolError::InvalidParam);
         }
-        self.ring(index)?.base = base;
-        Ok(())
+        let ring = self.ring(index)?;
+        (ring.base, ring.has_base) = (base, true);
+        self.start_early(index)
     }
 
     fn get_vring_base(&mut self, index: u32) -> ProtocolResult<VhostUserVringState> {
@@ -325,8 +356,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         })?;
         let ring = self.ring(index)?;
         // It is set up anew before it starts again.
-        (ring.size, ring.places, ring.base) = (None, None, base);
-        ring.kick = Kick::None;
+        ring.clear();
+        ring.base = base;
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -373,9 +404,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let ring = self.ring(index)?;
         ring.enabled = Some(enabled);
         if enabled && matches!(ring.kick, Kick::Early(_)) {
-            if let Kick::Early(kick) = std::mem::take(&mut ring.kick) {
-                return self.start(index, kick);
-            }
+            return self.start_early(index);
         }
         self.caller
             .call(Request::SetEnabled {

@@ -43,7 +43,9 @@ pub mod request {
     pub const SET_VRING_KICK: u32 = 12;
     pub const SET_VRING_CALL: u32 = 13;
     pub const SET_VRING_ERR: u32 = 14;
+    pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const SET_VRING_ENABLE: u32 = 18;
+    pub const RESET_DEVICE: u32 = 34;
 }
 
 pub struct Guest {
@@ -74,13 +76,12 @@ impl Guest {
         guest
     }
 
-    /// The same of a VMM that kicks before it says anything else of its rings, and enables them at the end, as Alioth does.
-    pub fn connect_and_kick_first(socket: &Path) -> Guest {
-        let guest = Guest::begin(socket, FEATURES | FEATURE_PROTOCOL);
-        guest.start_kick_first();
-        guest
+    /// A VMM that has yet to set rings up, and enables them by messages.
+    pub fn connect_without_rings(socket: &Path) -> Guest {
+        Guest::begin(socket, FEATURES | FEATURE_PROTOCOL)
     }
 
+    /// Kicks before it says anything else of its rings, and enables them at the end, as Alioth does.
     pub fn start_kick_first(&self) {
         let rings = [RX, TX];
         for index in rings {
@@ -89,11 +90,26 @@ impl Guest {
         for index in rings {
             self.set_up(index);
         }
+        self.enable();
+    }
+
+    pub fn enable(&self) {
         let none: [BorrowedFd<'_>; 0] = [];
-        for index in rings {
+        for index in [RX, TX] {
             let enabled = quads(&[index as u64 | 1 << 32]);
             send(&self.vmm, request::SET_VRING_ENABLE, &enabled, &none);
         }
+    }
+
+    /// The guest notifies by other descriptors from now on.
+    pub fn renew_kicks(&mut self) {
+        self.kicks = [RX, TX].map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    }
+
+    /// The driver starts anew, with rings elsewhere.
+    pub fn renew_rings(&mut self) {
+        let queue = || DriverQueue::new(Arc::clone(&self.arena), BASE, RING, false, true);
+        self.queues = [queue(), queue()];
     }
 
     /// A guest that has said what it can and where its memory is.
@@ -120,7 +136,7 @@ impl Guest {
         guest
     }
 
-    fn set_up(&self, index: usize) {
+    pub fn set_up(&self, index: usize) {
         use request::*;
         let none: [BorrowedFd<'_>; 0] = [];
         let setup = self.queues[index].setup();
@@ -134,7 +150,7 @@ impl Guest {
         send(&self.vmm, SET_VRING_CALL, &number(0), &call);
     }
 
-    fn send_kick(&self, index: usize) {
+    pub fn send_kick(&self, index: usize) {
         let kick = [self.kicks[index].as_fd()];
         let number = quads(&[index as u64]);
         send(&self.vmm, request::SET_VRING_KICK, &number, &kick);

@@ -1,5 +1,6 @@
 //! Where the daemon itself listens for published ports: nothing that a guest calls may lead there, since the guest would be taken for a caller from outside.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{PoisonError, RwLock};
 
@@ -16,21 +17,32 @@ pub struct OwnListeners(RwLock<Listeners>);
 #[derive(Debug, Default)]
 struct Listeners {
     in_force: Vec<(Spoken, SocketAddr)>,
-    /// Those that are about to listen, or listen and are not in force yet: a connection that waits there is accepted later.
-    expected: Vec<(Spoken, SocketAddr)>,
+    /// Those that are about to listen, or listen and are not in force yet: a connection that waits there is accepted later. By who expects them.
+    expected: BTreeMap<u64, Vec<(Spoken, SocketAddr)>>,
+    next: u64,
 }
 
 impl OwnListeners {
-    /// Adds those that are going to listen. They are added before they listen, and stay until the next are expected.
-    pub fn expect<'a>(&self, listens: impl Iterator<Item = &'a PublishListen>) {
+    /// Adds those that are going to listen. They are added before they listen, and stay until they are taken back by the number that is returned.
+    pub fn expect<'a>(&self, listens: impl Iterator<Item = &'a PublishListen>) -> u64 {
         let mut own = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        own.expected = listens.filter_map(listener).collect();
+        let number = own.next;
+        own.next += 1;
+        own.expected
+            .insert(number, listens.filter_map(listener).collect());
+        number
     }
 
-    /// Those that are expected are in force, and no others.
-    pub(crate) fn set_expected(&self) {
+    /// Takes back what is expected by this number.
+    pub(crate) fn take_back(&self, number: u64) {
         let mut own = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        own.in_force = own.expected.clone();
+        own.expected.remove(&number);
+    }
+
+    /// Those that are expected by this number are in force, and no others.
+    pub(crate) fn set_expected(&self, number: u64) {
+        let mut own = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        own.in_force = own.expected.get(&number).cloned().unwrap_or_default();
     }
 
     /// Whether a socket that is connected to an address reaches one of them. `from` is its own address, once that is known.
@@ -68,7 +80,8 @@ impl Listeners {
         to: SocketAddr,
     ) -> Result<bool, Errno> {
         let to = as_connected(to);
-        let own = self.in_force.iter().chain(&self.expected);
+        let expected = self.expected.values().flatten();
+        let own = self.in_force.iter().chain(expected);
         let mut own = own.filter(|(of, _)| *of == spoken);
         if !own.clone().any(|(_, listener)| is_at(*listener, to, true)) {
             return Ok(false);
@@ -112,5 +125,18 @@ mod tests {
             assert_eq!(reached(Spoken::Udp, from, "127.0.0.9:80"), Ok(false));
             assert_eq!(reached(Spoken::Tcp, from, "127.0.0.9:81"), Ok(false));
         }
+    }
+
+    #[test]
+    fn what_one_takes_back_another_still_expects() {
+        let own = OwnListeners::default();
+        let expect = |address: &str| own.expect([PublishListen::Tcp(address.to_owned())].iter());
+        let reached = |to: &str| own.are_reached(Spoken::Tcp, None, to.parse().unwrap());
+        let (check, change) = (expect("127.0.0.1:80"), expect("127.0.0.1:81"));
+        own.take_back(check);
+        own.set_expected(change);
+        own.take_back(change);
+        assert_eq!(reached("127.0.0.1:80"), Ok(false));
+        assert_eq!(reached("127.0.0.1:81"), Ok(true));
     }
 }

@@ -193,7 +193,7 @@ impl Published {
 
     /// Publishes these ports and no others. One that was published at the same place goes on listening, and its connections go on.
     pub(crate) fn set(&self, prepared: PreparedPublishes) {
-        let PreparedPublishes(prepared, _expected) = prepared;
+        let PreparedPublishes(prepared, expected) = prepared;
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let mut old = std::mem::take(&mut *open);
         for (publish, listener) in prepared {
@@ -229,7 +229,7 @@ impl Published {
             }
         }
         drop(old);
-        self.shared.own.set_expected();
+        expected.put_in_force();
     }
 
     /// Closes them all.

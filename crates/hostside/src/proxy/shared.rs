@@ -59,11 +59,21 @@ pub(crate) struct Shared {
 }
 
 /// While it is there, no guest gets to what is about to be published.
-pub(crate) struct Expected(Arc<Shared>);
+pub(crate) struct Expected {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Expected {
+    /// What was expected is in force, and nothing else.
+    pub(crate) fn put_in_force(&self) {
+        self.shared.own.set_expected(self.number);
+    }
+}
 
 impl Drop for Expected {
     fn drop(&mut self) {
-        self.0.own.expect(std::iter::empty());
+        self.shared.own.take_back(self.number);
     }
 }
 
@@ -169,8 +179,11 @@ impl Shared {
     /// Keeps guests from where these are going to listen.
     pub(crate) fn expect(self: &Arc<Shared>, publishes: &[Publish]) -> Expected {
         let listens = publishes.iter().map(|publish| &publish.listen);
-        self.own.expect(listens);
-        Expected(self.clone())
+        let number = self.own.expect(listens);
+        Expected {
+            shared: self.clone(),
+            number,
+        }
     }
 
     /// Replaces the services. One that keeps its number keeps the count of its connections.

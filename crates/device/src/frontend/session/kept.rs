@@ -54,6 +54,7 @@ struct RingRecord {
     /// Addresses of the descriptors, of the available ring and of the used ring.
     places: Option<[u64; 3]>,
     base: u32,
+    has_base: bool,
     enabled: Option<bool>,
     has_kick: bool,
     has_call: bool,
@@ -281,7 +282,8 @@ impl Session {
                 available,
                 used,
             });
-            (ring.base, ring.enabled, ring.call) = (was.base, was.enabled, call);
+            (ring.base, ring.has_base) = (was.base, was.has_base);
+            (ring.enabled, ring.call) = (was.enabled, call);
             match kick {
                 Some(kick) if was.runs => {
                     self.start_with(index as u32, kick, Found::Predecessors)?
@@ -323,6 +325,7 @@ impl Session {
                 size: ring.size,
                 places: places.map(|places| [places.descriptors, places.available, places.used]),
                 base: ring.base,
+                has_base: ring.has_base,
                 enabled: ring.enabled,
                 has_kick: kick.is_some(),
                 has_call: ring.call.is_some(),
