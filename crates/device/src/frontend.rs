@@ -91,7 +91,7 @@ impl Frontend {
             .name(name)
             .stack_size(256 * 1024)
             .spawn(move || {
-                let another = Another::new(&socket, &is_another);
+                let another = Another::new(&socket, &thread_stop, &is_another);
                 serve(
                     another,
                     &socket,
@@ -119,13 +119,13 @@ impl Frontend {
 
 impl Drop for Frontend {
     fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if self.keep.as_ref().is_some_and(Keep::is_for_another) {
             return self.file.stay();
         }
         if let Some(keep) = &self.keep {
             keep.close();
         }
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         let connection = self.connection.lock();
         if let Some(stream) = &*connection.unwrap_or_else(PoisonError::into_inner) {
             let _ = stream.shutdown(std::net::Shutdown::Both);
@@ -263,7 +263,9 @@ fn converse(
         Err(error) => return error,
     };
     loop {
-        another.wait_beside(&early, &caller.identity.vm);
+        if !another.wait_beside(&early, &caller.identity.vm) {
+            return ProtocolError::Disconnected;
+        }
         locked(&session).set_answering(true);
         let handled = enabled_early(&early, &session).and_then(|is_done| match is_done {
             true => Ok(()),

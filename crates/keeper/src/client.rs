@@ -99,14 +99,16 @@ impl Keeper {
     /// Keeps this, in place of what had this key before.
     ///
     /// # Errors
-    /// What the system says: what is kept is not what it should be.
+    /// What the system says, or that this daemon has [left](Self::leave): what is kept is not what it should be.
     pub fn put(&self, key: &str, value: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send(Kind::Put, key, value, descriptors)
     }
 
     /// Keeps nothing under this key.
     pub fn drop_item(&self, key: &str) {
-        if let Err(error) = self.send(Kind::Drop, key, &[], &[]) {
+        let has_left = self.phase.load(Ordering::SeqCst) == LEAVES;
+        let dropped = self.send(Kind::Drop, key, &[], &[]);
+        if let Err(error) = dropped.or_else(|error| has_left.then_some(()).ok_or(error)) {
             tracing::warn!(key, %error, "cannot have the keeper let go of something");
         }
     }
@@ -155,7 +157,7 @@ impl Keeper {
         descriptors: &[BorrowedFd<'_>],
     ) -> io::Result<()> {
         if self.phase.load(Ordering::SeqCst) == LEAVES {
-            return Ok(());
+            return Err(io::Error::other("the daemon ends"));
         }
         let flags = SendFlags::empty();
         Ok(message::send(

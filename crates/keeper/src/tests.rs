@@ -105,7 +105,7 @@ fn a_daemon_that_leaves_changes_nothing_any_more() {
     let first = running.attach();
     first.put("a", b"1", &[]).unwrap();
     first.leave();
-    first.put("a", b"2", &[]).unwrap();
+    first.put("a", b"2", &[]).unwrap_err();
     first.drop_item("a");
     drop(first);
     assert_eq!(running.attach().take("a").unwrap().value, b"1");

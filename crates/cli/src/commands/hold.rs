@@ -19,5 +19,6 @@ pub fn run(options: &Hold) -> Result<(), Failure> {
     let mut out = io::stdout();
     // Whoever started it may not listen, and it keeps things all the same.
     let _ = out.write_all(b"ready\n").and_then(|()| out.flush());
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     holder.run().map_err(refused)
 }

@@ -1,5 +1,6 @@
 //! A guest whose VMM and driver say what they are told to, with no help from the code under test.
 
+use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -33,6 +34,7 @@ const FEATURE_PROTOCOL: u64 = 1 << 30;
 
 /// Numbers of requests (vhost-user, "Front-end message types").
 pub mod request {
+    pub const GET_FEATURES: u32 = 1;
     pub const SET_FEATURES: u32 = 2;
     pub const SET_OWNER: u32 = 3;
     pub const SET_MEM_TABLE: u32 = 5;
@@ -104,6 +106,18 @@ impl Guest {
     /// The guest notifies by other descriptors from now on.
     pub fn renew_kicks(&mut self) {
         self.kicks = [RX, TX].map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    }
+
+    /// Returns when everything that was sent has been answered.
+    pub fn wait_for_answer(&self, mut turn: impl FnMut()) {
+        let none: [BorrowedFd<'_>; 0] = [];
+        self.vmm.set_nonblocking(true).unwrap();
+        send(&self.vmm, request::GET_FEATURES, &[], &none);
+        let mut reply = [0; 20];
+        while (&self.vmm).read(&mut reply).is_err() {
+            turn();
+        }
+        self.vmm.set_nonblocking(false).unwrap();
     }
 
     /// The driver starts anew, with rings elsewhere.

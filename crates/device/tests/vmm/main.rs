@@ -5,6 +5,7 @@
 mod broken;
 mod guest;
 mod idle;
+mod keeper;
 mod linger;
 mod order;
 mod parked;

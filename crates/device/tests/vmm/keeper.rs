@@ -1,0 +1,255 @@
+//! Fabrics that end, and others that go on with the same VMMs by way of a keeper.
+
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use device::{Fabric, LineConfig};
+use keeper::{Holder, Keeper, KeeperError};
+use wire::vsock::Operation;
+
+use crate::guest::{Guest, RX, TX};
+use crate::turns::header;
+use crate::{config_of, fabric, turn_until};
+
+static HOSTS: AtomicU32 = AtomicU32::new(0);
+
+/// A keeper with a directory for sockets, and a VM whose name no other test has.
+struct Host {
+    directory: tempfile::TempDir,
+    vm: String,
+}
+
+impl Host {
+    fn new() -> Host {
+        let directory = tempfile::tempdir().unwrap();
+        let holder = Holder::listen(&directory.path().join("keeper")).unwrap();
+        // It ends with the tests.
+        std::thread::spawn(move || holder.run());
+        let vm = format!("k{}", HOSTS.fetch_add(1, Ordering::Relaxed));
+        Host { directory, vm }
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn attach(&self) -> Arc<Keeper> {
+        loop {
+            match Keeper::attach(&self.path().join("keeper")) {
+                // The one before is gone, and the keeper has yet to see it.
+                Err(KeeperError::Busy { .. }) => std::thread::yield_now(),
+                attached => return Arc::new(attached.unwrap()),
+            }
+        }
+    }
+
+    /// A fabric with a line, as a daemon starts one.
+    fn fabric(&self) -> (Fabric, Arc<Keeper>) {
+        let (mut fabric, keeper) = (fabric(), self.attach());
+        fabric.set_keeper(keeper.clone());
+        fabric.open_line(&self.config()).unwrap();
+        keeper.run();
+        (fabric, keeper)
+    }
+
+    fn config(&self) -> LineConfig {
+        config_of(self.path(), &self.vm, 3)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.config().vhost_user
+    }
+}
+
+/// Ends as a process does: nothing is put in order. What the VMMs have said is answered and kept by then.
+fn end((mut fabric, keeper): (Fabric, Arc<Keeper>), guests: &[&Guest]) {
+    for guest in guests {
+        guest.wait_for_answer(|| fabric.turn(Some(Duration::from_millis(1))).unwrap());
+    }
+    for line in fabric.lines() {
+        wait_for_poll(&format!("vhost-{}", line.report.address.name));
+    }
+    keeper.leave();
+    drop(fabric);
+    drop(keeper);
+}
+
+/// Waits until a thread of this name waits itself, for the next message.
+fn wait_for_poll(thread: &str) {
+    loop {
+        let tasks = fs::read_dir("/proc/self/task").unwrap();
+        let read = |task: &Path, file| fs::read_to_string(task.join(file)).unwrap_or_default();
+        let mut threads = tasks.map(|task| task.unwrap().path());
+        let found = threads.find(|task| read(task, "comm").trim_end() == thread);
+        // A thread that has just begun has no name yet.
+        let call = found.map(|task| read(&task, "syscall")).unwrap_or_default();
+        // poll and ppoll.
+        if call.starts_with("7 ") || call.starts_with("271 ") {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn runs(fabric: &mut Fabric) {
+    turn_until(fabric, "the driver runs", |fabric| {
+        fabric.lines()[0].report.up
+    });
+}
+
+/// Whether the VMM's connection was closed, which may take a moment.
+fn is_closed(guest: &Guest) -> bool {
+    guest
+        .vmm
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
+    match (&guest.vmm).read(&mut [0; 64]) {
+        Ok(len) => len == 0,
+        Err(error) => error.kind() == ErrorKind::ConnectionReset,
+    }
+}
+
+fn dial(guest: &mut Guest, port: u32) {
+    let packet = guest.packet(&header(Operation::Request, port, 0));
+    guest.offer(TX, packet, 1);
+    guest.kick(TX);
+}
+
+#[test]
+fn another_goes_on_and_resets_the_circuits_of_the_one_before() {
+    let host = Host::new();
+    let _listener = UnixListener::bind(host.path().join(format!("{}.sock_80", host.vm))).unwrap();
+    let mut first = host.fabric();
+    let mut guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    let buffer = guest.buffer(4096);
+    guest.offer(RX, buffer, 8);
+    guest.kick(RX);
+    dial(&mut guest, 80);
+    turn_until(&mut first.0, "the guest is answered", |_| {
+        guest.given_back(RX) == 1
+    });
+    // Sent while there is nobody.
+    end(first, &[&guest]);
+    let mut second = host.fabric();
+    runs(&mut second.0);
+    turn_until(&mut second.0, "the circuit is reset", |fabric| {
+        guest.given_back(RX) > 1 && fabric.lines()[0].report.circuits == 0
+    });
+    let given_back = guest.given_back(RX);
+    dial(&mut guest, 80);
+    turn_until(&mut second.0, "the guest is answered again", |_| {
+        guest.given_back(RX) > given_back
+    });
+    assert_eq!(second.0.lines()[0].last_fault, None);
+}
+
+#[test]
+fn a_vmm_that_connects_while_there_is_nobody_waits() {
+    let host = Host::new();
+    end(host.fabric(), &[]);
+    let guest = Guest::connect(&host.socket());
+    let mut next = host.fabric();
+    runs(&mut next.0);
+    drop(guest);
+}
+
+#[test]
+fn a_line_that_is_removed_is_not_kept() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    first.0.close_line(&host.vm);
+    assert!(is_closed(&guest));
+    assert!(!host.socket().exists());
+    end(first, &[]);
+    assert!(host.attach().untaken().is_empty());
+}
+
+#[test]
+fn a_vmm_in_whose_message_a_daemon_was_killed_is_hung_up_on() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    end(first, &[&guest]);
+    // The flag that is set while a message is answered is the first number of the ledgers' file.
+    let keeper = host.attach();
+    let key = format!("vmm:{}", host.socket().display());
+    let item = keeper.take(&key).unwrap();
+    rustix::io::pwrite(&item.descriptors[1], &1u32.to_ne_bytes(), 0).unwrap();
+    drop((item, keeper));
+    let _second = host.fabric();
+    assert!(is_closed(&guest));
+}
+
+/// Changes what is kept of a VMM: the key, the value, and how many descriptors there are.
+type Change = fn(&Keeper, &str, &[u8], &[BorrowedFd<'_>]);
+
+const CHANGES: [Change; 7] = [
+    |keeper, key, _, descriptors| keeper.put(key, b"", descriptors).unwrap(),
+    |keeper, key, _, descriptors| keeper.put(key, b"{}", descriptors).unwrap(),
+    |keeper, key, _, descriptors| keeper.put(key, b"\xff\0", descriptors).unwrap(),
+    |keeper, key, value, descriptors| {
+        let text = std::str::from_utf8(value).unwrap();
+        let newer = text.replace("\"version\":1", "\"version\":2");
+        assert_ne!(newer, text);
+        keeper.put(key, newer.as_bytes(), descriptors).unwrap();
+    },
+    // Descriptors are missing, or are something else.
+    |keeper, key, value, descriptors| keeper.put(key, value, &descriptors[..1]).unwrap(),
+    |keeper, key, value, descriptors| keeper.put(key, value, &descriptors[..3]).unwrap(),
+    |keeper, key, value, descriptors| {
+        let mut others = descriptors.to_vec();
+        others[1..].reverse();
+        keeper.put(key, value, &others).unwrap();
+    },
+];
+
+#[test]
+fn what_was_kept_otherwise_costs_its_own_line() {
+    for change in CHANGES {
+        let host = Host::new();
+        let db_config = config_of(host.path(), &format!("{}b", host.vm), 4);
+        let mut first = host.fabric();
+        first.0.open_line(&db_config).unwrap();
+        let (web, db) = (
+            Guest::connect(&host.socket()),
+            Guest::connect(&db_config.vhost_user),
+        );
+        turn_until(&mut first.0, "both run", |fabric| {
+            fabric.lines().iter().all(|line| line.report.up)
+        });
+        end(first, &[&web, &db]);
+
+        let keeper = host.attach();
+        let key = format!("vmm:{}", host.socket().display());
+        let item = keeper.take(&key).unwrap();
+        let descriptors: Vec<_> = item.descriptors.iter().map(AsFd::as_fd).collect();
+        change(&keeper, &key, &item.value, &descriptors);
+        drop((item, keeper));
+
+        let (mut second, keeper) = (fabric(), host.attach());
+        second.set_keeper(keeper.clone());
+        second.open_line(&host.config()).unwrap();
+        second.open_line(&db_config).unwrap();
+        keeper.run();
+        turn_until(&mut second, "the other line goes on", |fabric| {
+            let lines = fabric.lines();
+            let is_up = |name: &str| {
+                let line = lines.iter().find(|line| line.report.address.name == *name);
+                line.is_some_and(|line| line.report.up)
+            };
+            is_up(&db_config.address.name) && !is_up(&host.vm)
+        });
+        assert!(is_closed(&web));
+        drop(db);
+    }
+}
