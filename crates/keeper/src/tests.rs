@@ -130,7 +130,7 @@ fn a_second_keeper_is_refused_and_a_dead_ones_place_taken() {
 fn callers_that_say_nothing_or_nonsense_hold_up_nobody() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, send, socket};
     let running = Running::start();
-    let address = SocketAddrUnix::new(&running.path()).unwrap();
+    let address = SocketAddrUnix::new(running.path()).unwrap();
     let callers: Vec<_> = (0..20)
         .map(|number| {
             let caller = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();

@@ -1,6 +1,7 @@
 //! One end of a circuit, and what is still to be sent to a guest there.
 
 use policy::LineId;
+use wire::vsock::SocketType;
 
 /// Who is at an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,4 +116,24 @@ impl End {
             Party::Host | Party::Departed { .. } => None,
         }
     }
+}
+
+/// An end of a circuit as its guest knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestEnd {
+    /// The guest's port.
+    pub port: u32,
+    /// Who is at the other end, as the guest knows it: context identifier and port.
+    pub peer: (u32, u32),
+    /// The type of socket.
+    pub socket_type: SocketType,
+}
+
+/// Where the ends of a line are noted: a list without gaps. It may have less room than there are ends; then the last are not noted.
+pub trait EndRegister: std::fmt::Debug + Send {
+    /// This end has this place now. The list does not become shorter.
+    fn set(&mut self, place: usize, end: GuestEnd);
+
+    /// The list ends before this place now.
+    fn truncate(&mut self, len: usize);
 }

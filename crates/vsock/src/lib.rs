@@ -69,6 +69,7 @@ mod tuning;
 pub use circuit::{CircuitReport, CircuitState, EndReport, EndedCircuit};
 pub use config::Limits;
 pub use counters::Counters;
+pub use end::{EndRegister, GuestEnd};
 pub use event::{
     Action, CalleeId, CallerId, Decided, Direction, Event, HostCall, HostCaller, Sent, Transmit,
 };
@@ -76,7 +77,6 @@ pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
 pub use ids::{CircuitId, ProgramId, Side};
 pub use line::{AddLineError, LineReport};
-pub use lost::{EndRegister, GuestEnd};
 pub use reason::Reason;
 pub use switch::Switch;
 

@@ -9,7 +9,7 @@ use policy::{
 use thiserror::Error;
 use wire::vsock::Header;
 
-use crate::lost::EndRegister;
+use crate::end::EndRegister;
 use crate::share::{Origin, PREPAID, Shares};
 use crate::{Counters, Limits, Reason, Side};
 

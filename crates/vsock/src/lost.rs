@@ -4,30 +4,11 @@
 //! waits sends none. So each line can have a register of its ends, which the owner of the switch keeps elsewhere; the next switch resets what stands there.
 
 use policy::LineId;
-use wire::vsock::{Header, Operation, SocketType};
+use wire::vsock::{Header, Operation};
 
+use crate::end::{EndRegister, GuestEnd};
 use crate::switch::Actions;
 use crate::{Action, Side, Switch};
-
-/// An end of a circuit as its guest knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GuestEnd {
-    /// The guest's port.
-    pub port: u32,
-    /// Who is at the other end, as the guest knows it: context identifier and port.
-    pub peer: (u32, u32),
-    /// The type of socket.
-    pub socket_type: SocketType,
-}
-
-/// Where the ends of a line are noted: a list without gaps. It may have less room than there are ends; then the last are not noted.
-pub trait EndRegister: std::fmt::Debug + Send {
-    /// This end has this place now. The list does not become shorter.
-    fn set(&mut self, place: usize, end: GuestEnd);
-
-    /// The list ends before this place now.
-    fn truncate(&mut self, len: usize);
-}
 
 impl Switch {
     /// Has the ends of a line's circuits noted there, from now on. The line has none yet.

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use guestmem::queue::{Chain, Ledger, Queue};
+use guestmem::queue::{Chain, Ledger, Queue, Records};
 use policy::LineId;
 use vsock::Event;
 
@@ -74,14 +74,7 @@ impl Fabric {
     fn obey(&mut self, id: LineId, request: Request) -> Answer {
         match request {
             Request::Attach { circuits } => {
-                if let Some(circuits) = circuits {
-                    let register = Box::new(KeptEnds::new(circuits));
-                    self.switch.register_ends(id, register);
-                }
-                if let Some(line) = self.line(id) {
-                    line.attached = true;
-                    line.last_fault.clear();
-                }
+                self.attach(id, circuits);
                 Ok(0)
             }
             Request::Detach { fault } => {
@@ -99,14 +92,7 @@ impl Fabric {
                 Ok(0)
             }
             Request::ResetLost { circuits } => {
-                let lost = kept_ends(&circuits);
-                tracing::info!(
-                    vm = self.line(id).map(|line| line.name.clone()),
-                    circuits = lost.len(),
-                    "resets the circuits of the daemon before"
-                );
-                self.switch.reset_lost(id, &lost, &mut self.actions);
-                self.carry_out();
+                self.reset_lost(id, &circuits);
                 Ok(0)
             }
             Request::Start { index, start } => self.start_ring(id, index, *start),
@@ -155,6 +141,29 @@ impl Fabric {
                 Ok(0)
             }
         }
+    }
+
+    fn attach(&mut self, id: LineId, circuits: Option<Records>) {
+        if let Some(circuits) = circuits {
+            let register = Box::new(KeptEnds::new(circuits));
+            self.switch.register_ends(id, register);
+        }
+        if let Some(line) = self.line(id) {
+            line.attached = true;
+            line.last_fault.clear();
+        }
+    }
+
+    /// Resets what a predecessor has left to a guest.
+    fn reset_lost(&mut self, id: LineId, circuits: &[[u32; 4]]) {
+        let (lost, vm) = (
+            kept_ends(circuits),
+            self.line(id).map(|line| line.name.clone()),
+        );
+        let circuits = lost.len();
+        tracing::info!(vm, circuits, "resets the circuits of the daemon before");
+        self.switch.reset_lost(id, &lost, &mut self.actions);
+        self.carry_out();
     }
 
     fn start_ring(&mut self, id: LineId, index: usize, start: RingStart) -> Answer {

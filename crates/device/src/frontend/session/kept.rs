@@ -166,7 +166,7 @@ impl Keep {
         let (Some(stream), Some(file)) = (files.next(), files.next()) else {
             return Err(refused("its descriptors are missing"));
         };
-        let open = self.open_with(UnixStream::from(stream.try_clone()?), file.into(), model)?;
+        let open = self.open_with(UnixStream::from(stream.try_clone()?), file, model)?;
         if open.ledgers.is_answering() {
             return Err(refused("the daemon ended while it answered the VMM"));
         }
@@ -184,7 +184,7 @@ impl Keep {
     pub(in crate::frontend) fn open(&self, stream: &UnixStream, model: &Model) -> io::Result<Open> {
         let file = memfd_create("ringdown-ledger", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, Ledgers::file_bytes(model.rings, model.kept_circuits))?;
-        self.open_with(stream.try_clone()?, file.into(), model)
+        self.open_with(stream.try_clone()?, file, model)
     }
 
     fn open_with(&self, stream: UnixStream, file: OwnedFd, model: &Model) -> io::Result<Open> {
