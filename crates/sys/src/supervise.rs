@@ -17,6 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -24,9 +25,13 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::descriptors::{receive, send};
 
+mod lanes;
 mod thread;
+mod users;
 
 pub use thread::Thread;
+use users::Users;
+pub use users::{Caller, MAX_USERS, UserNumber};
 
 #[cfg(test)]
 mod tests;
@@ -175,7 +180,10 @@ pub fn spawn(
     drop(command);
     let listener = take_over(&ours);
     match (spawned, listener) {
-        (Ok(child), Ok(descriptor)) => Ok((child, Listener { descriptor })),
+        (Ok(child), Ok(descriptor)) => {
+            let users = Mutex::default();
+            Ok((child, Listener { descriptor, users }))
+        }
         (Err(error), Ok(_)) => Err(SpawnError::Program(error)),
         (Err(error), Err(_)) => Err(SpawnError::Supervision(error)),
         (Ok(mut child), Err(error)) => {
@@ -316,6 +324,8 @@ pub struct PendingCall {
     id: u64,
     /// The thread that makes it, by its number in `/proc`. The number may be reused once the call has ended: see [`Listener::is_pending`].
     pub thread: u32,
+    /// Who makes it.
+    pub caller: Caller,
     /// The call.
     pub call: SystemCall,
     /// Its arguments.
@@ -326,6 +336,7 @@ pub struct PendingCall {
 #[derive(Debug)]
 pub struct Listener {
     descriptor: OwnedFd,
+    users: Mutex<Users>,
 }
 
 impl Listener {
@@ -350,12 +361,16 @@ impl Listener {
         let call = call.ok_or_else(|| {
             io::Error::other(format!("the system call {number} was not to be watched"))
         })?;
-        Ok(Some(PendingCall {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let call = PendingCall {
             id,
             thread: pid,
+            caller: users.caller(Thread(pid)),
             call,
             arguments: data.args,
-        }))
+        };
+        // Else it may be the users of another that has the number now.
+        Ok(self.is_pending(&call).then_some(call))
     }
 
     /// Whether the call still waits: only then was what has been learnt about its thread until now about that thread and no other.
@@ -425,7 +440,7 @@ impl Listener {
         self.add_descriptor(call, descriptor, flags, number, close_on_exec)
     }
 
-    /// Puts a descriptor of this file in the place of each that the calling process has of the socket `old`. The call still waits.
+    /// Puts a descriptor of this file in the place of the call's own (its first argument), and of others that the calling process has of the socket `old`. The call still waits.
     ///
     /// # Errors
     /// As [`Listener::put_descriptor`]; or the process cannot be looked into.
@@ -436,7 +451,10 @@ impl Listener {
         fresh: impl AsFd,
     ) -> Result<(), Errno> {
         let inode = rustix::fs::fstat(old)?.st_ino;
-        let descriptors = Thread(call.thread).descriptors_of(inode).map_err(errno)?;
+        // Descriptors are ints.
+        let own = call.arguments[0] as u32;
+        let descriptors = Thread(call.thread).descriptors_of(inode, own);
+        let descriptors = descriptors.map_err(errno)?;
         for (number, close_on_exec) in descriptors {
             self.put_descriptor(call, fresh.as_fd(), number, close_on_exec)
                 .map_err(errno)?;

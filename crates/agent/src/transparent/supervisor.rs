@@ -1,4 +1,6 @@
-//! Answers the program's calls, one after the other; what may take long has a thread while it lasts.
+//! Answers the program's calls, those of a user one after the other ([`Listener::serve`]); what may take long has a thread while it lasts.
+//!
+//! A program can have each look into it, and each question to its sockets, take for ever. So none is made while a lock is held that other users' calls need.
 
 use std::io;
 use std::net::SocketAddr;
@@ -92,17 +94,10 @@ impl Supervisor {
 
     /// Answers calls for as long as this process lives.
     pub(crate) fn run(self: &Arc<Supervisor>) {
-        loop {
-            match self.listener.receive() {
-                Ok(Some(call)) => self.take(call),
-                Ok(None) => {}
-                Err(error) => {
-                    // Without its listener, the program's calls fail and do not hang.
-                    eprintln!("ringdown-agent run: cannot watch the program any more: {error}");
-                    return;
-                }
-            }
-        }
+        let own = Arc::clone(self);
+        let error = self.listener.serve(Arc::new(move |call| own.take(call)));
+        // Without its listener, the program's calls fail and do not hang.
+        eprintln!("ringdown-agent run: cannot watch the program any more: {error}");
     }
 
     fn take(self: &Arc<Supervisor>, call: PendingCall) {
@@ -252,19 +247,20 @@ impl Supervisor {
         let Some((file, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);
         };
+        let is_peer = call.call == SystemCall::GetPeerName;
+        let has_peer = is_peer && is_connected(&file);
         let address = {
             let mut sockets = self.sockets();
             let Some(socket) = sockets.get_mut(number) else {
                 return Ok(Outcome::Kernel);
             };
-            let is_peer = call.call == SystemCall::GetPeerName;
             let shown = match (&socket.kind, is_peer) {
                 (Kind::Stream(Progress::Local), _) => return Ok(Outcome::Kernel),
                 (Kind::Stream(Progress::Connected) | Kind::Datagram(_), true) => {
                     socket.peer.ok_or(Errno::NOTCONN)?
                 }
                 // The kernel knows first.
-                (Kind::Stream(Progress::Connecting), true) if is_connected(&file) => {
+                (Kind::Stream(Progress::Connecting), true) if has_peer => {
                     socket.peer.ok_or(Errno::NOTCONN)?
                 }
                 (Kind::Stream(_), true) => return Err(Errno::NOTCONN),
@@ -316,7 +312,7 @@ fn no_datagrams(error: io::Error) -> Errno {
     }
 }
 
-/// Whether the kernel has connected this socket, whatever its family.
+/// Whether the kernel has connected this socket, whatever its family. It may take for ever, as the program may have the socket's lock.
 fn is_connected(socket: &OwnedFd) -> bool {
     rustix::net::getpeername(socket).is_ok()
 }

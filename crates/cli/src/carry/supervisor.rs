@@ -1,4 +1,4 @@
-//! Answers the program's calls, one after the other, but for dials, each of which has a thread while it lasts.
+//! Answers the program's calls, those of a user one after the other ([`Listener::serve`]), but for dials, each of which has a thread while it lasts.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +17,7 @@ use super::address::{Address, CarriedName, MAX_ADDRESS_LEN, VsockAddress};
 use super::dial::{self, DialError};
 use super::route::Route;
 
-/// So many dials go on at once. Further ones are made one after the other, and other calls wait for them meanwhile.
+/// So many dials go on at once. Further ones are made one after the other, and other calls of the user wait for them meanwhile.
 const MAX_DIALS: usize = 256;
 
 /// The stack of a dial's thread, in bytes: it asks the daemon over HTTP, without recursion.
@@ -74,17 +74,10 @@ impl Supervisor {
 
     /// Answers calls for as long as this process lives.
     pub fn run(self: Arc<Supervisor>) {
-        loop {
-            match self.listener.receive() {
-                Ok(Some(call)) => self.take(call),
-                Ok(None) => {}
-                Err(error) => {
-                    // Without its listener, the command's calls fail and do not hang.
-                    eprintln!("ringdown run: cannot watch the command any more: {error}");
-                    return;
-                }
-            }
-        }
+        let own = Arc::clone(&self);
+        let error = self.listener.serve(Arc::new(move |call| own.take(call)));
+        // Without its listener, the command's calls fail and do not hang.
+        eprintln!("ringdown run: cannot watch the command any more: {error}");
     }
 
     fn take(self: &Arc<Supervisor>, call: PendingCall) {

@@ -145,13 +145,61 @@ fn supervised_part() {
             Err(SpawnError::Supervision(error)) => format!("{:?}", error.raw_os_error()),
             other => format!("{other:?}"),
         },
+        Ok("stuck") => stuck_part(),
         _ => return,
     };
     println!("said <{said}>");
 }
 
-/// Runs this program in that part, answers its first call, and returns what it said.
-fn run(part: &str, call: SystemCall, answer: impl FnOnce(&Listener, &PendingCall)) -> String {
+/// A thread of another user calls, without an address, and then this one.
+fn stuck_part() -> String {
+    let caller = std::thread::spawn(move || {
+        // SAFETY: of this thread only.
+        unsafe { libc::syscall(libc::SYS_setresuid, 4242, 4242, 4242) };
+        // SAFETY: there is no address.
+        unsafe { libc::syscall(libc::SYS_connect, 0, 0, 0) }
+    });
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let is_stuck = !caller.is_finished();
+    let answer = UnixStream::connect("/nowhere/at all").unwrap_err().kind();
+    format!("{is_stuck} {answer:?}")
+}
+
+#[test]
+fn a_user_whose_call_takes_for_ever_holds_up_itself_only() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not tried: this user cannot become others");
+        return;
+    }
+    let watched = [watch(SystemCall::Connect, When::Always)];
+    let (child, listener) = spawn(part("stuck"), &supervision(&watched)).unwrap();
+    let id = child.id();
+    std::thread::spawn(move || {
+        let listener = std::sync::Arc::new(listener);
+        let own = std::sync::Arc::clone(&listener);
+        listener.serve(std::sync::Arc::new(move |call: PendingCall| {
+            // As where the address is in a file whose file system never answers.
+            while call.arguments[1] == 0 {
+                std::thread::park();
+            }
+            assert_eq!(call.caller.user, UserNumber::ROOT);
+            let _ = own.answer(&call, Err(Errno::CONNRESET));
+        }))
+    });
+    // Held up, it would wait for ever.
+    let end = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_secs(20));
+        let _ = Command::new("kill").args(["-9", &id.to_string()]).status();
+    });
+    let text = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    assert!(
+        !end.is_finished() && text.contains("said <true ConnectionReset>"),
+        "{text}"
+    );
+}
+
+/// This program, in that part.
+fn part(part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args([
@@ -161,6 +209,12 @@ fn run(part: &str, call: SystemCall, answer: impl FnOnce(&Listener, &PendingCall
         ])
         .env(PART, part)
         .stdout(std::process::Stdio::piped());
+    command
+}
+
+/// Runs this program in that part, answers its first call, and returns what it said.
+fn run(part: &str, call: SystemCall, answer: impl FnOnce(&Listener, &PendingCall)) -> String {
+    let command = self::part(part);
     let when = match call {
         SystemCall::Socket => When::Are(&[(0, libc::AF_UNIX as u32)]),
         _ => When::Always,
@@ -220,16 +274,7 @@ fn what_cannot_be_started_says_whose_fault_it_is() {
         other => panic!("{other:?}"),
     }
     // One who is supervised cannot supervise. Its first call is none that is watched here: `socket` is for the listener's name only.
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args([
-            "--exact",
-            "supervise::tests::supervised_part",
-            "--nocapture",
-        ])
-        .env(PART, "nested")
-        .stdout(std::process::Stdio::piped());
-    let (child, _listener) = spawn(command, &supervision(&watched)).unwrap();
+    let (child, _listener) = spawn(part("nested"), &supervision(&watched)).unwrap();
     let text = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
     let busy = format!("said <{:?}>", Some(libc::EBUSY));
     assert!(text.contains(&busy), "{text}");

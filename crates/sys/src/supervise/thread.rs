@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 /// So many descriptors of a process are looked at.
-const MAX_DESCRIPTORS: usize = 1 << 20;
+const MAX_DESCRIPTORS: usize = 1 << 16;
 
 /// A thread of the program, by its number.
 #[derive(Debug, Clone, Copy)]
@@ -47,23 +47,23 @@ impl Thread {
         directory.join(path)
     }
 
-    /// The numbers of the process's descriptors of this socket, each with whether it is closed when the process executes another program.
-    pub fn descriptors_of(self, inode: u64) -> io::Result<Vec<(u32, bool)>> {
+    /// The numbers of the process's descriptors of this socket, each with whether it is closed when the process executes another program: first `own`, if it is one, then
+    /// those among the first 65,536.
+    pub fn descriptors_of(self, inode: u64, own: u32) -> io::Result<Vec<(u32, bool)>> {
         let wanted = PathBuf::from(format!("socket:[{inode}]"));
-        let mut found = Vec::new();
-        for entry in fs::read_dir(self.file("fd"))?.take(MAX_DESCRIPTORS) {
-            let entry = entry?;
-            let number = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok());
-            // Those that are closed meanwhile are not among them.
-            let is_wanted = fs::read_link(entry.path()).is_ok_and(|link| link == wanted);
-            if let (Some(number), true) = (number, is_wanted) {
-                found.push((number, self.closes_on_exec(number)));
-            }
-        }
-        Ok(found)
+        let entries = fs::read_dir(self.file("fd"))?.take(MAX_DESCRIPTORS);
+        let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let others = numbers.filter(|number| *number != own);
+        let descriptors = std::iter::once(own).chain(others);
+        // Those that are closed meanwhile are not among them.
+        let is_wanted = |number: &u32| {
+            let link = fs::read_link(self.file(&format!("fd/{number}")));
+            link.is_ok_and(|link| link == wanted)
+        };
+        let found = descriptors.filter(is_wanted);
+        Ok(found
+            .map(|number| (number, self.closes_on_exec(number)))
+            .collect())
     }
 
     fn closes_on_exec(self, number: u32) -> bool {
@@ -82,6 +82,19 @@ impl Thread {
         user.ok_or_else(|| io::Error::other("the process has no user"))
     }
 
+    /// Its real user, and the user and the group to which files belong that it makes.
+    pub(super) fn users(self) -> io::Result<(u32, (u32, u32))> {
+        let status = fs::read_to_string(self.file("status"))?;
+        let ids = |word| {
+            let line = status.lines().find_map(|line| line.strip_prefix(word))?;
+            let mut ids = line.split_ascii_whitespace().map(|id| id.parse().ok());
+            Some((ids.next()??, ids.nth(2)??))
+        };
+        let (users, groups): (Option<(u32, u32)>, Option<(u32, u32)>) = (ids("Uid:"), ids("Gid:"));
+        let ((real, user), (_, group)) = users.zip(groups).ok_or(io::ErrorKind::InvalidData)?;
+        Ok((real, (user, group)))
+    }
+
     fn process(self) -> io::Result<Pid> {
         let pid = Pid::from_raw(self.status("Tgid:")?.trim().parse().unwrap_or(0));
         pid.ok_or_else(|| io::Error::other("the process has no number"))
@@ -94,7 +107,7 @@ impl Thread {
         Ok(line.unwrap_or_default().to_owned())
     }
 
-    fn file(self, name: &str) -> PathBuf {
+    pub(super) fn file(self, name: &str) -> PathBuf {
         format!("/proc/{}/{name}", self.0).into()
     }
 }
@@ -131,6 +144,9 @@ mod tests {
         assert_eq!(ourselves().process().unwrap(), own);
         let user = rustix::process::geteuid().as_raw();
         assert_eq!(ourselves().user().unwrap(), user);
+        let group = rustix::process::getegid().as_raw();
+        let real = rustix::process::getuid().as_raw();
+        assert_eq!(ourselves().users().unwrap(), (real, (user, group)));
     }
 
     #[test]
@@ -139,7 +155,9 @@ mod tests {
         let copy = one.try_clone().unwrap();
         let kept = rustix::io::dup(&one).unwrap();
         let inode = rustix::fs::fstat(&one).unwrap().st_ino;
-        let mut found = ourselves().descriptors_of(inode).unwrap();
+        let own = copy.as_raw_fd() as u32;
+        let mut found = ourselves().descriptors_of(inode, own).unwrap();
+        assert_eq!(found[0], (own, true), "the call's own comes first");
         found.sort_unstable();
         let mut expected = [
             (one.as_raw_fd() as u32, true),

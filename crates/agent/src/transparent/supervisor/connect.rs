@@ -58,6 +58,9 @@ impl Supervisor {
         };
         match (kind, to) {
             (Kind::Datagram(_), to) => return self.connect_datagram(number, to),
+            (Kind::Stream(Progress::Connecting), Some(_)) if is_connected(&socket) => {
+                return Err(Errno::ISCONN);
+            }
             (Kind::Stream(_), Some(_)) => {}
             (Kind::Stream(Progress::Local), None) => return Ok(Outcome::Kernel),
             // A circuit ends with its socket only.
@@ -74,7 +77,6 @@ impl Supervisor {
             return Ok(Outcome::Kernel);
         };
         match progress {
-            Progress::Connecting if is_connected(&socket) => return Err(Errno::ISCONN),
             Progress::Connecting => return Err(Errno::ALREADY),
             Progress::Connected => return Err(Errno::ISCONN),
             Progress::Local if is_of_guest(to.ip()) => return Ok(Outcome::Kernel),

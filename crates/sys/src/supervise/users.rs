@@ -1,0 +1,175 @@
+//! Who makes a call.
+//!
+//! It is laid to the real user of its thread: a program that is root by its file (setuid) still has the descriptors of the user who has started it. In a user namespace
+//! that a user other than root has made, a process may be any of many users: there it is laid to the maker.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+use super::{Thread, checked};
+
+/// So many users are told apart. Root is the first of them, and those that come when there are as many share the last number.
+pub const MAX_USERS: usize = 32;
+
+/// A user by a small number, which it keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct UserNumber(u8);
+
+impl UserNumber {
+    /// Root's.
+    pub const ROOT: UserNumber = UserNumber(0);
+
+    /// That of all for whom there is no other.
+    const OTHERS: UserNumber = UserNumber(MAX_USERS as u8 - 1);
+
+    /// From 0, below [`MAX_USERS`].
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+
+    /// That with this index.
+    pub fn of(index: usize) -> UserNumber {
+        UserNumber(index.min(MAX_USERS - 1) as u8)
+    }
+}
+
+/// Who makes a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// To whom it is laid.
+    pub user: UserNumber,
+    /// Whose the files are that it makes: user and group.
+    pub owner: (u32, u32),
+}
+
+/// The users that have made calls, in the order of their first ones, but for root.
+#[derive(Debug, Default)]
+pub(super) struct Users(Vec<u32>);
+
+impl Users {
+    fn number_of(&mut self, user: u32) -> UserNumber {
+        if user == 0 {
+            return UserNumber::ROOT;
+        }
+        let known = self.0.iter().position(|known| *known == user);
+        let index = known.unwrap_or(self.0.len()) + 1;
+        if index >= UserNumber::OTHERS.index() {
+            return UserNumber::OTHERS;
+        }
+        if known.is_none() {
+            self.0.push(user);
+        }
+        UserNumber::of(index)
+    }
+
+    /// Who makes the calls of this thread. The caller makes sure that the call still waits.
+    pub(super) fn caller(&mut self, thread: Thread) -> Caller {
+        const NOBODY: u32 = 65_534;
+        let Ok((real, owner)) = thread.users() else {
+            // A thread that this process cannot see.
+            return Caller {
+                user: UserNumber::OTHERS,
+                owner: (NOBODY, NOBODY),
+            };
+        };
+        // Root sees all of them, and the programs of others have no other users.
+        let maker = maker_of_namespace(thread).unwrap_or_default();
+        let user = maker.filter(|maker| *maker != 0).unwrap_or(real);
+        Caller {
+            user: self.number_of(user),
+            owner,
+        }
+    }
+}
+
+/// Who has made the outermost user namespace below this process's own in which a thread is; none if it is in this process's.
+fn maker_of_namespace(thread: Thread) -> io::Result<Option<u32>> {
+    let own = fs::metadata("/proc/self/ns/user")?.ino();
+    let path = thread.file("ns/user");
+    if fs::metadata(&path)?.ino() == own {
+        return Ok(None);
+    }
+    let mut namespace = File::open(path)?;
+    loop {
+        let parent = parent_of(&namespace)?;
+        if parent.metadata()?.ino() == own {
+            return maker_of(&namespace).map(Some);
+        }
+        namespace = parent;
+    }
+}
+
+/// `NS_GET_PARENT` of ioctl_nsfs(2).
+fn parent_of(namespace: &File) -> io::Result<File> {
+    const REQUEST: u32 = 0xb702;
+    // SAFETY: it has no argument.
+    let result = unsafe { libc::ioctl(namespace.as_raw_fd(), REQUEST as _) };
+    let number = checked(result.into())?;
+    // SAFETY: the descriptor is new and has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(number as i32) }.into())
+}
+
+/// `NS_GET_OWNER_UID`.
+fn maker_of(namespace: &File) -> io::Result<u32> {
+    const REQUEST: u32 = 0xb704;
+    let mut user = 0u32;
+    // SAFETY: the kernel writes a number of this length.
+    let result = unsafe { libc::ioctl(namespace.as_raw_fd(), REQUEST as _, &mut user) };
+    checked(result.into()).map(|_| user)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn each_user_has_a_number_and_root_always_the_first() {
+        let mut users = Users::default();
+        let numbers: Vec<_> = (1000..1030).map(|user| users.number_of(user)).collect();
+        assert_eq!(users.number_of(1003), numbers[3]);
+        assert_eq!(numbers[29].index(), 30);
+        // There are no others.
+        for user in 2000..3000 {
+            assert_eq!(users.number_of(user), UserNumber::OTHERS);
+        }
+        assert_eq!(users.number_of(0), UserNumber::ROOT);
+        assert_eq!(users.0.len(), 30);
+    }
+
+    /// Starts a program that says a line and waits for one.
+    fn waiting(command: &mut Command) -> Option<std::process::Child> {
+        let command = command.args(["sh", "-c", "echo; read x"]);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().ok()?;
+        let said = child.stdout.as_mut().unwrap().read(&mut [0]).unwrap();
+        (said != 0).then_some(child)
+    }
+
+    /// A process may be any of many users there.
+    #[test]
+    fn the_calls_of_a_users_namespace_are_laid_to_that_user() {
+        let mut unshare = Command::new("unshare");
+        unshare.arg("--user").uid(4242).gid(4242);
+        let Some(mut maker) = waiting(&mut unshare) else {
+            println!("not tried: this user cannot become others, which have namespaces");
+            return;
+        };
+        let mut enter = Command::new("nsenter");
+        enter.arg(format!("--user=/proc/{}/ns/user", maker.id()));
+        let mut root = waiting(enter.arg("--preserve-credentials")).unwrap();
+        let mut users = Users::default();
+        for (child, owner) in [(&mut maker, 4242), (&mut root, 0)] {
+            let caller = users.caller(Thread(child.id()));
+            assert_eq!(caller.user, users.number_of(4242));
+            assert_eq!(caller.owner, (owner, owner));
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+    }
+}
