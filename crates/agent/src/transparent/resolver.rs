@@ -3,7 +3,6 @@
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,11 +14,12 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
+use sys::supervise::UserNumber;
 
 use super::dns::{self, MAX_QUESTION_LEN};
 use super::names::Names;
 use super::sockets::{Kind, Sockets};
-use crate::share::Share;
+use crate::share::Places;
 
 /// Whatever server a program asks, it is asked at this port.
 pub(crate) const DNS_PORT: u16 = 53;
@@ -30,8 +30,8 @@ const MAX_QUESTIONS: usize = 16;
 /// So many sockets are served between two waits.
 const MAX_EVENTS: usize = 64;
 
-/// So many streams of questions there may be at once, each with a thread, and so long one may be silent.
-const MAX_STREAMS: usize = 16;
+/// So many streams of questions there may be at once, each with a thread, and so long one may be silent. A user alone has 34 of them at most.
+const MAX_STREAMS: usize = 128;
 const STREAM_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The stack of a thread, in bytes.
@@ -42,7 +42,7 @@ const STACK_LEN: usize = 128 << 10;
 pub(crate) struct Resolver {
     epoll: Arc<OwnedFd>,
     names: Arc<Mutex<Names>>,
-    streams: Arc<AtomicUsize>,
+    streams: Arc<Places>,
 }
 
 impl Resolver {
@@ -68,22 +68,22 @@ impl Resolver {
         Ok(Resolver {
             epoll,
             names,
-            streams: Arc::default(),
+            streams: Places::new(MAX_STREAMS),
         })
     }
 
     /// Answers questions that come over a stream, each behind its length (RFC 1035, section 4.2.2), in a thread of their own.
     ///
     /// # Errors
-    /// There are too many, or the system has no thread left.
-    pub(crate) fn serve_stream(&self, end: OwnedFd) -> io::Result<()> {
-        let share = Share::take(&self.streams, 1, MAX_STREAMS).ok_or(Errno::AGAIN)?;
+    /// The user has too many, or the system has no thread left.
+    pub(crate) fn serve_stream(&self, end: OwnedFd, user: UserNumber) -> io::Result<()> {
+        let place = self.streams.take(user).ok_or(Errno::AGAIN)?;
         let names = Arc::clone(&self.names);
         let mut stream = UnixStream::from(end);
         stream.set_read_timeout(Some(STREAM_PATIENCE))?;
         stream.set_write_timeout(Some(STREAM_PATIENCE))?;
         let serve = move || {
-            let _share = share;
+            let _place = place;
             // Whatever ends it, the program sees the end of the stream.
             while answer_one(&mut stream, &names).is_ok() {}
         };

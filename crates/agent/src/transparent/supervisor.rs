@@ -5,7 +5,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
@@ -19,14 +18,14 @@ use super::resolver::Resolver;
 use super::sockets::{Kind, Progress, Socket, Sockets, number_of};
 use super::way::Way;
 use super::{address, names};
-use crate::share::Share;
+use crate::share::Places;
 
 mod connect;
 mod datagram;
 mod options;
 
-/// So many calls may wait at once for the host, or for an answer to a question. Further ones fail with `EAGAIN`.
-const MAX_WAITING: usize = 512;
+/// So many calls may wait at once for the host, or for an answer to a question; of a user alone, 544. Further ones fail with `EAGAIN`.
+const MAX_WAITING: usize = if cfg!(test) { 256 } else { 2048 };
 
 /// The stack of a thread of such a call, in bytes.
 const STACK_LEN: usize = 128 << 10;
@@ -61,7 +60,7 @@ pub(crate) struct Supervisor {
     resolver: Resolver,
     /// Where datagram sockets of the kernel's own come from, if there are such.
     datagrams: Option<Datagrams>,
-    waiting: Arc<AtomicUsize>,
+    waiting: Arc<Places>,
     is_verbose: bool,
 }
 
@@ -87,7 +86,7 @@ impl Supervisor {
             datagrams,
             sockets,
             names,
-            waiting: Arc::default(),
+            waiting: Places::new(MAX_WAITING),
             is_verbose,
         })
     }
@@ -137,11 +136,11 @@ impl Supervisor {
         call: &Arc<PendingCall>,
         work: impl FnOnce(&Supervisor, &PendingCall) -> Result<Outcome, Errno> + Send + 'static,
     ) -> Result<Outcome, Errno> {
-        let share = Share::take(&self.waiting, 1, MAX_WAITING).ok_or(Errno::AGAIN)?;
+        let place = self.waiting.take(call.caller.user).ok_or(Errno::AGAIN)?;
         let (supervisor, call) = (Arc::clone(self), Arc::clone(call));
         let work = move || {
             let outcome = work(&supervisor, &call);
-            drop(share);
+            drop(place);
             supervisor.carry_out(&call, outcome);
         };
         let thread = std::thread::Builder::new()
@@ -185,7 +184,7 @@ impl Supervisor {
             (SocketType::RAW, _) => return Err(Errno::PERM),
             _ => return Err(Errno::SOCKTNOSUPPORT),
         };
-        let number = self.remember(&socket, Socket::new(family, kind))?;
+        let number = self.remember(&socket, Socket::new(call.caller.user, family, kind))?;
         let given = self.give(call, &socket, flags);
         if given.is_err() {
             self.sockets().remove(number);
@@ -227,12 +226,14 @@ impl Supervisor {
     /// The file of the call's descriptor, if it is a socket, and its number.
     ///
     /// # Errors
-    /// `ENOBUFS` when this process may have no more descriptors.
+    /// `ENOBUFS` when this process may have no more descriptors, `ESRCH` once the call does not wait any more.
     fn file(&self, call: &PendingCall) -> Result<Option<(OwnedFd, u64)>, Errno> {
         // Descriptors are ints.
         let found = Thread(call.thread).descriptor(call.arguments[0] as i32);
         match found.map_err(errno) {
             Ok(socket) => {
+                // Else it may be another process's, which has the number now.
+                self.listener.still_pending(call)?;
                 let number = number_of(socket.as_fd());
                 Ok(number.map(|number| (socket, number)))
             }

@@ -197,6 +197,7 @@ fn supervised_part() {
         Ok("loopback") => loopback_part(),
         Ok("datagrams") => datagrams_part(),
         Ok("races") => races_part(),
+        Ok("backlog") => backlog_part(),
         Ok("kernel's datagrams") => kernels_datagrams_part(),
         _ => return,
     };
@@ -438,6 +439,31 @@ fn the_guests_own_loopback_goes_on() {
     let (said, asked) = run("loopback");
     assert_eq!(said, "inside");
     assert_eq!(asked, [""; 0]);
+}
+
+/// More calls than may wait for the host, of a server of this guest that accepts none.
+fn backlog_part() -> String {
+    let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let tcp = |flags| socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+    let server = tcp(SocketFlags::CLOEXEC);
+    rustix::net::bind(&server, &address).unwrap();
+    rustix::net::listen(&server, 0).unwrap();
+    let server = TcpListener::from(server);
+    let address = server.local_addr().unwrap();
+    for _ in 0..80 {
+        let thread = std::thread::Builder::new().stack_size(64 << 10);
+        thread.spawn(move || TcpStream::connect(address)).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let mut stream = TcpStream::connect("192.0.2.7:80").unwrap();
+    read_early(&mut stream);
+    "done".to_owned()
+}
+
+#[test]
+fn calls_of_a_server_of_the_guest_that_accepts_none_take_no_place() {
+    let (said, asked) = run("backlog");
+    assert_eq!((&*said, asked.len()), ("done", 1));
 }
 
 /// A question for the addresses of `a.example`.

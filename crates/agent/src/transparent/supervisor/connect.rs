@@ -32,14 +32,6 @@ struct Dial {
     to: SocketAddr,
 }
 
-/// Where an address leads.
-enum Target {
-    /// The guest itself.
-    Guest,
-    /// Out.
-    Out(Destination),
-}
-
 impl Supervisor {
     pub(super) fn connect(
         self: &Arc<Supervisor>,
@@ -82,15 +74,24 @@ impl Supervisor {
             Progress::Local if is_of_guest(to.ip()) => return Ok(Outcome::Kernel),
             Progress::New | Progress::Spent | Progress::Local => {}
         }
-        remembered.kind = Kind::Stream(Progress::Connecting);
+        let is_kernels = is_of_guest(to.ip()) && to.port() != DNS_PORT;
+        if !is_kernels {
+            remembered.kind = Kind::Stream(Progress::Connecting);
+        }
         drop(sockets);
-        let dial = Dial {
+        let mut dial = Dial {
             socket,
             number,
             family,
             progress,
             to,
         };
+        if is_kernels {
+            let own = kernel_socket(family).map_err(|_| Errno::CONNREFUSED)?;
+            self.replace(call, &mut dial, own, Progress::Local)?;
+            // It waits in the program, for as long as that lives. It reads the address again, as with a socket that was bound: another one leads where the guest's kernel leads.
+            return Ok(Outcome::Kernel);
+        }
         let started = self.wait_apart(call, move |own, call| own.dial(call, dial));
         if started.is_err() {
             self.set_progress(number, progress);
@@ -110,11 +111,8 @@ impl Supervisor {
         }
     }
 
-    /// Where an address leads.
-    fn target(&self, to: SocketAddr) -> Result<Target, Errno> {
-        if is_of_guest(to.ip()) {
-            return Ok(Target::Guest);
-        }
+    /// Where an address leads that is not the guest's own.
+    fn target(&self, to: SocketAddr) -> Result<Destination, Errno> {
         let host = match self.names().meaning_of(to.ip()) {
             Meaning::Name(name) => Host::Name(name),
             Meaning::Nothing => return Err(Errno::HOSTUNREACH),
@@ -129,8 +127,7 @@ impl Supervisor {
             return Err(Errno::NETUNREACH);
         }
         // As Linux says of port 0.
-        let destination = Destination::new(host, to.port());
-        destination.map(Target::Out).map_err(|_| Errno::CONNREFUSED)
+        Destination::new(host, to.port()).map_err(|_| Errno::CONNREFUSED)
     }
 
     fn dial(&self, call: &PendingCall, mut dial: Dial) -> Result<Outcome, Errno> {
@@ -147,8 +144,7 @@ impl Supervisor {
             return self.dial_resolver(call, dial);
         }
         let destination = match self.target(to) {
-            Ok(Target::Out(destination)) => destination,
-            Ok(Target::Guest) => return self.dial_guest(call, dial),
+            Ok(destination) => destination,
             Err(errno) => {
                 self.say(to, Err(errno));
                 return Err(errno);
@@ -233,29 +229,15 @@ impl Supervisor {
     fn dial_resolver(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let (socket, end) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
-        self.resolver.serve_stream(end).map_err(errno)?;
+        self.resolver
+            .serve_stream(end, call.caller.user)
+            .map_err(errno)?;
         self.replace(call, dial, socket, Progress::Connected)?;
         let own = own_address(dial.to, dial.number);
         if let Some(socket) = self.sockets().get_mut(dial.number) {
             (socket.peer, socket.own) = (Some(dial.to), Some(own));
         }
         Ok(SUCCESS)
-    }
-
-    /// An address of the guest's own: that is its kernel's business, and a socket of the kernel's takes the place of the program's.
-    fn dial_guest(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
-        let own = kernel_socket(dial.family).map_err(|_| Errno::CONNREFUSED)?;
-        self.replace(call, dial, own, Progress::Local)?;
-        // Not the kernel, which would read the address again.
-        let connected = rustix::net::connect(&dial.socket, &dial.to);
-        match connected {
-            Ok(()) => Ok(SUCCESS),
-            // It goes on as a socket of the kernel's.
-            Err(errno) => {
-                let _ = self.listener.answer(call, Err(errno));
-                Ok(Outcome::Elsewhere)
-            }
-        }
     }
 
     /// Puts another socket into the place of the program's, at each of the process's descriptors of it, with its mode and its options.
@@ -269,7 +251,7 @@ impl Supervisor {
         let is_nonblocking = fcntl_getfl(&dial.socket)?.contains(OFlags::NONBLOCK);
         rustix::io::ioctl_fionbio(&fresh, is_nonblocking)?;
         let number = number_of(fresh.as_fd()).ok_or(Errno::NOMEM)?;
-        let mut socket = Socket::new(dial.family, Kind::Stream(progress));
+        let mut socket = Socket::new(call.caller.user, dial.family, Kind::Stream(progress));
         if let Some(old) = self.sockets().get_mut(dial.number) {
             for (level, option, value) in old.options() {
                 socket.set_option(*level, *option, value.clone());
