@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::supervise::{Listener, PendingCall, SystemCall, Thread, errno};
@@ -158,6 +159,10 @@ impl Supervisor {
         let Some(family) = Family::of(domain) else {
             return Ok(Outcome::Kernel);
         };
+        // What has left the network of the run has no way out by it.
+        if !Thread(call.thread).shares_network() {
+            return Ok(Outcome::Kernel);
+        }
         let flags =
             SocketFlags::from_bits((kind & !SOCKET_TYPE_MASK) as u32).ok_or(Errno::INVAL)?;
         if !(SocketFlags::NONBLOCK | SocketFlags::CLOEXEC).contains(flags) {
@@ -199,6 +204,7 @@ impl Supervisor {
         socket: &OwnedFd,
         flags: SocketFlags,
     ) -> Result<Outcome, Errno> {
+        make_callers(call, socket)?;
         rustix::io::ioctl_fionbio(socket, flags.contains(SocketFlags::NONBLOCK))?;
         let close_on_exec = flags.contains(SocketFlags::CLOEXEC);
         let given = self
@@ -311,6 +317,20 @@ fn no_datagrams(error: io::Error) -> Errno {
         errno @ (Errno::AFNOSUPPORT | Errno::PROTONOSUPPORT | Errno::MFILE | Errno::NFILE) => errno,
         _ => Errno::NOBUFS,
     }
+}
+
+/// Gives a socket to the user and the group of the call, as if the call had made it: the kernel shows them, and rules of packet filters ask for them.
+fn make_callers(call: &PendingCall, socket: &OwnedFd) -> Result<(), Errno> {
+    let (user, group) = call.caller.owner;
+    let now = rustix::fs::fstat(socket)?;
+    if (now.st_uid, now.st_gid) == (user, group) {
+        return Ok(());
+    }
+    rustix::fs::fchown(
+        socket,
+        Some(Uid::from_raw(user)),
+        Some(Gid::from_raw(group)),
+    )
 }
 
 /// Whether the kernel has connected this socket, whatever its family. It may take for ever, as the program may have the socket's lock.

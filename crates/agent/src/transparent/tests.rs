@@ -198,6 +198,8 @@ fn supervised_part() {
         Ok("datagrams") => datagrams_part(),
         Ok("races") => races_part(),
         Ok("backlog") => backlog_part(),
+        Ok("owners") => owners_part(),
+        Ok("elsewhere") => elsewhere_part(),
         Ok("kernel's datagrams") => kernels_datagrams_part(),
         _ => return,
     };
@@ -464,6 +466,73 @@ fn backlog_part() -> String {
 fn calls_of_a_server_of_the_guest_that_accepts_none_take_no_place() {
     let (said, asked) = run("backlog");
     assert_eq!((&*said, asked.len()), ("done", 1));
+}
+
+/// Whose the sockets of another user's thread are.
+fn owners_part() -> String {
+    let owners = as_user(4242, || {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        let circuit = TcpStream::connect("192.0.2.7:80").unwrap();
+        let datagram = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let sockets: [OwnedFd; 4] = [
+            server.into(),
+            client.into(),
+            circuit.into(),
+            datagram.into(),
+        ];
+        sockets.map(|socket| rustix::fs::fstat(socket).unwrap().st_uid.to_string())
+    });
+    owners.join(" ")
+}
+
+/// Does this in a thread of another user.
+fn as_user<T: Send + 'static>(user: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let thread = std::thread::spawn(move || {
+        let user = rustix::process::Uid::from_raw(user);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        work()
+    });
+    thread.join().unwrap()
+}
+
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("not tried: this user cannot become others");
+    }
+    is_root
+}
+
+#[test]
+fn a_socket_is_its_users_own() {
+    if is_root() {
+        assert_eq!(run("owners").0, "4242 4242 4242 4242");
+        let said = run_with("owners", false, namespace()).0;
+        assert_eq!(said, "4242 4242 4242 4242");
+    }
+}
+
+fn elsewhere_part() -> String {
+    let thread = std::thread::spawn(|| {
+        let before = UdpSocket::bind("127.0.0.1:0").unwrap();
+        sys::namespaces::enter_network().unwrap();
+        drop(before);
+        let error = TcpStream::connect("192.0.2.7:80").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NetworkUnreachable);
+        let (server, question) = ("203.0.113.9:53", UdpSocket::bind("0.0.0.0:0").unwrap());
+        assert!(question.send_to(QUESTION, server).is_err());
+    });
+    thread.join().unwrap();
+    "done".to_owned()
+}
+
+#[test]
+fn a_program_in_another_network_namespace_has_that_network_only() {
+    if is_root() {
+        let (said, asked) = run("elsewhere");
+        assert_eq!((&*said, asked.len()), ("done", 0));
+    }
 }
 
 /// A question for the addresses of `a.example`.

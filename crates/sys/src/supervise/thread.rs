@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -71,6 +72,18 @@ impl Thread {
         let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
         let flags = flags.and_then(|flags| u64::from_str_radix(flags.trim(), 8).ok());
         flags.is_some_and(|flags| flags & u64::from(rustix::fs::OFlags::CLOEXEC.bits()) != 0)
+    }
+
+    /// Whether its network namespace is this process's; also if that cannot be known, as of a process that is not root's.
+    pub fn shares_network(self) -> bool {
+        let number = |path: PathBuf| fs::metadata(path).map(|found| found.ino());
+        match (
+            number("/proc/self/ns/net".into()),
+            number(self.file("ns/net")),
+        ) {
+            (Ok(own), Ok(its)) => own == its,
+            _ => true,
+        }
     }
 
     /// As which user it acts.

@@ -17,7 +17,9 @@ use super::super::names::Meaning;
 use super::super::resolver::DNS_PORT;
 use super::super::sockets::{Kind, Progress, Socket, number_of};
 use super::super::way;
-use super::{Outcome, SUCCESS, Supervisor, is_connected, kernel_socket, options, own_address};
+use super::{
+    Outcome, SUCCESS, Supervisor, is_connected, kernel_socket, make_callers, options, own_address,
+};
 
 /// How long a call may take: a little longer than Linux tries with TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
@@ -250,6 +252,7 @@ impl Supervisor {
     ) -> Result<(), Errno> {
         let is_nonblocking = fcntl_getfl(&dial.socket)?.contains(OFlags::NONBLOCK);
         rustix::io::ioctl_fionbio(&fresh, is_nonblocking)?;
+        make_callers(call, &fresh)?;
         let number = number_of(fresh.as_fd()).ok_or(Errno::NOMEM)?;
         let mut socket = Socket::new(call.caller.user, dial.family, Kind::Stream(progress));
         if let Some(old) = self.sockets().get_mut(dial.number) {
