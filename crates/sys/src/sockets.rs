@@ -1,6 +1,6 @@
 //! UNIX sockets that stand in the way of new ones, and options of sockets that have no other wrapper.
 //!
-//! It needs `unsafe` for `setsockopt` with a value of bytes.
+//! It needs `unsafe` for `setsockopt` with a value of bytes, or with a filter.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -38,6 +38,45 @@ pub fn set_vsock_connect_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> i
     let numbers = [timeout.as_secs(), timeout.subsec_micros().into()];
     let value = numbers.map(u64::to_ne_bytes).concat();
     set(socket, libc::AF_VSOCK, CONNECT_TIMEOUT, &value)
+}
+
+/// Has the kernel choose among sockets that are bound alike (`SO_REUSEPORT`), of which this is one, by the mark of what arrives: 0 is the one that was bound first.
+///
+/// # Errors
+/// The system's reason.
+pub fn choose_by_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let word = |code: u32, k: i32| libc::sock_filter {
+        // Codes and offsets are what the kernel's headers say.
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k: k as u32,
+    };
+    let mut words = [
+        word(
+            libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+            libc::SKF_AD_OFF + libc::SKF_AD_MARK,
+        ),
+        word(libc::BPF_RET | 0x10, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: words.len() as u16,
+        filter: words.as_mut_ptr(),
+    };
+    // SAFETY: the kernel reads the structure and the words that it points at, which are there.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of_val(&program) as libc::socklen_t,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u8]) -> io::Result<()> {

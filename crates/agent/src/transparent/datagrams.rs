@@ -14,6 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use sys::descriptors::receive;
+use sys::supervise::{MAX_USERS, UserNumber};
 
 use super::address::Family;
 
@@ -25,8 +26,8 @@ pub const SUBCOMMAND: &str = "datagram-sockets";
 /// How long the other process may take to begin, or to make a socket.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// So many resolvers' sockets there may be: one of each family.
-const MAX_RESOLVERS: usize = 2;
+/// So many resolvers' sockets there may be: for each user one of each family.
+const MAX_RESOLVERS: usize = 2 * MAX_USERS;
 
 /// The other process, which is starting.
 #[derive(Debug)]
@@ -68,14 +69,20 @@ impl Starting {
 }
 
 impl Datagrams {
-    /// A socket of that namespace, of a protocol by its number, which is below 256. It is closed on exec.
+    /// A socket of that namespace for this user, of a protocol by its number, which is below 256. It is closed on exec.
     ///
     /// # Errors
     /// The system's reason; `EAFNOSUPPORT` for a family that it does not have, `EPROTONOSUPPORT` for such a protocol.
-    pub(crate) fn socket(&self, family: Family, protocol: u32) -> io::Result<OwnedFd> {
+    pub(crate) fn socket(
+        &self,
+        family: Family,
+        protocol: u32,
+        user: UserNumber,
+    ) -> io::Result<OwnedFd> {
         let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-        // An address family is a small number.
-        rustix::io::write(&*process, &[family.number() as u8, protocol as u8])?;
+        // An address family is a small number, and a user.
+        let asked = [family.number() as u8, protocol as u8, user.index() as u8];
+        rustix::io::write(&*process, &asked)?;
         let socket = answer(&process, 1)?.pop();
         socket.ok_or_else(|| Errno::NOBUFS.into())
     }

@@ -9,6 +9,7 @@ use domain::base::iana::{Opcode, Rcode, Rtype};
 use domain::base::message_builder::PushError;
 use domain::base::{Message, MessageBuilder, Name, RecordData, ToName, TreeCompressor, Ttl};
 use domain::rdata::{A, Aaaa, Ptr, ZoneRecordData};
+use sys::supervise::UserNumber;
 use wire::destination::Host;
 
 use super::names::{Meaning, Names};
@@ -22,8 +23,8 @@ pub(crate) const MAX_QUESTION_LEN: usize = 1232;
 type OwnedName = Name<Vec<u8>>;
 type Data = ZoneRecordData<Vec<u8>, OwnedName>;
 
-/// The answer to a message; none to what is no question.
-pub(crate) fn answer(bytes: &[u8], names: &mut Names) -> Option<Vec<u8>> {
+/// The answer to a message of this user's; none to what is no question.
+pub(crate) fn answer(bytes: &[u8], names: &mut Names, user: UserNumber) -> Option<Vec<u8>> {
     let message = Message::from_slice(bytes)
         .ok()
         .filter(|message| !message.header().qr())?;
@@ -34,7 +35,7 @@ pub(crate) fn answer(bytes: &[u8], names: &mut Names) -> Option<Vec<u8>> {
         return error(message, Rcode::FORMERR).ok();
     };
     let asked: OwnedName = question.qname().to_name();
-    let (rcode, records) = match records(&asked, names) {
+    let (rcode, records) = match records(&asked, names, user) {
         Some(records) => (Rcode::NOERROR, records),
         None => (Rcode::NXDOMAIN, Vec::new()),
     };
@@ -45,7 +46,7 @@ pub(crate) fn answer(bytes: &[u8], names: &mut Names) -> Option<Vec<u8>> {
 }
 
 /// All that is known of a name; nothing if there is none.
-fn records(asked: &OwnedName, names: &mut Names) -> Option<Vec<Data>> {
+fn records(asked: &OwnedName, names: &mut Names, user: UserNumber) -> Option<Vec<Data>> {
     if let Some(address) = reversed(asked) {
         let Meaning::Name(name) = names.meaning_of(address) else {
             return None;
@@ -57,7 +58,7 @@ fn records(asked: &OwnedName, names: &mut Names) -> Option<Vec<Data>> {
     let (v4, v6) = match Host::parse(&asked.to_string()).ok()? {
         Host::Name(name) if is_local(&name) => (Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST),
         Host::Name(name) if name.ends_with(".arpa") => return None,
-        Host::Name(name) => names.addresses_of(&name),
+        Host::Name(name) => names.addresses_of(user, &name),
         Host::Address(_) => return None,
     };
     Some(vec![A::new(v4).into(), Aaaa::new(v6).into()])
@@ -124,7 +125,7 @@ mod tests {
         question.header_mut().set_rd(true);
         let name: OwnedName = Name::vec_from_str(name).unwrap();
         question.push((name, kind)).unwrap();
-        let bytes = answer(&question.finish(), names).unwrap();
+        let bytes = answer(&question.finish(), names, UserNumber::ROOT).unwrap();
         let message = Message::from_slice(&bytes).unwrap();
         assert_eq!(message.header().id(), 0x1234);
         assert!(message.header().qr() && message.header().ra() && message.header().rd());
@@ -152,7 +153,7 @@ mod tests {
     #[test]
     fn an_address_has_the_name_that_it_stands_for() {
         let mut names = Names::default();
-        names.addresses_of("deb.debian.org");
+        names.addresses_of(UserNumber::ROOT, "deb.debian.org");
         let mut ask = |name: &str| ask(name, Rtype::PTR, &mut names);
         let (code, records) = ask("2.0.18.198.in-addr.arpa");
         assert_eq!((code, records.len()), (Rcode::NOERROR, 1));
@@ -181,15 +182,18 @@ mod tests {
     #[test]
     fn what_is_no_question_has_no_answer() {
         let mut names = Names::default();
-        assert_eq!(answer(&[], &mut names), None);
-        assert_eq!(answer(&[0; 11], &mut names), None);
+        assert_eq!(answer(&[], &mut names, UserNumber::ROOT), None);
+        assert_eq!(answer(&[0; 11], &mut names, UserNumber::ROOT), None);
         let mut is_answer = [0; 12];
         is_answer[2] = 0x80;
-        assert_eq!(answer(&is_answer, &mut names), None);
-        let empty = answer(&[0; 12], &mut names).unwrap();
+        assert_eq!(answer(&is_answer, &mut names, UserNumber::ROOT), None);
+        let empty = answer(&[0; 12], &mut names, UserNumber::ROOT).unwrap();
         assert_eq!(empty[3] & 0xf, 1);
         let mut other = [0; 12];
         other[2] = 5 << 3;
-        assert_eq!(answer(&other, &mut names).unwrap()[3] & 0xf, 4);
+        assert_eq!(
+            answer(&other, &mut names, UserNumber::ROOT).unwrap()[3] & 0xf,
+            4
+        );
     }
 }

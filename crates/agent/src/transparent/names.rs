@@ -7,7 +7,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// So many names have addresses. With each further name those of the oldest stand for nothing.
+use sys::supervise::{MAX_USERS, UserNumber};
+
+/// So many names have addresses. With each further name those of the oldest stand for nothing, of the user who has the most.
 pub(crate) const MAX_NAMES: usize = 16_384;
 
 /// The first address of 198.18.0.0/15.
@@ -25,18 +27,26 @@ const OWN: u32 = 1;
 /// The number of the first name's address.
 const FIRST: u32 = 2;
 
-/// So many numbers are used in turn: all but the last one, which is for addresses beyond all numbers. So an address that a program has kept stands for nothing for long before it
-/// stands for another name.
+/// So many numbers are used in turn: all but the last one, which is for addresses beyond all numbers. A number stays its user's. When all are used, the user who has the most gives its
+/// oldest. So an address that a program has kept stands for nothing for long before it stands for another name, whatever other users ask for.
 const NUMBERS: u32 = IPV4_COUNT - 1 - FIRST;
 
-/// The names that a program has asked for.
+/// The names that programs have asked for. Each user has addresses of its own for a name, which stand for it whoever calls them: one who has asked may hand it on.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    /// The oldest first. Their numbers follow each other.
-    names: VecDeque<String>,
-    numbers: HashMap<String, u32>,
-    /// The number of the oldest, counted from the first.
-    oldest: u32,
+    shares: [Share; MAX_USERS],
+    /// By their numbers.
+    names: HashMap<u32, String>,
+    /// So many numbers have been used.
+    used: u32,
+}
+
+/// What a user has.
+#[derive(Debug, Default)]
+struct Share {
+    /// Its numbers, the oldest first. The last ones stand for its names.
+    numbers: VecDeque<u32>,
+    names: HashMap<String, u32>,
 }
 
 /// What an address stands for.
@@ -51,27 +61,52 @@ pub(crate) enum Meaning {
 }
 
 impl Names {
-    /// The addresses of a name, which has to be in lower case and without a dot at its end.
-    pub(crate) fn addresses_of(&mut self, name: &str) -> (Ipv4Addr, Ipv6Addr) {
-        let number = match self.numbers.get(name) {
+    /// The addresses of a name for a user. The name has to be in lower case and without a dot at its end.
+    pub(crate) fn addresses_of(&mut self, user: UserNumber, name: &str) -> (Ipv4Addr, Ipv6Addr) {
+        let number = match self.shares[user.index()].names.get(name) {
             Some(number) => *number,
-            None => self.add(name),
+            None => self.add(user, name),
         };
         (ipv4(FIRST + number), ipv6(FIRST + number))
     }
 
-    fn add(&mut self, name: &str) -> u32 {
+    fn add(&mut self, user: UserNumber, name: &str) -> u32 {
         if self.names.len() == MAX_NAMES {
-            if let Some(before) = self.names.pop_front() {
-                self.numbers.remove(&before);
-            }
-            self.oldest = (self.oldest + 1) % NUMBERS;
+            let most = self.most(user, |share| share.names.len());
+            self.forget_oldest(most);
         }
-        // There are fewer names than numbers.
-        let number = (self.oldest + self.names.len() as u32) % NUMBERS;
-        self.names.push_back(name.to_owned());
-        self.numbers.insert(name.to_owned(), number);
+        let number = if self.used < NUMBERS {
+            self.used += 1;
+            self.used - 1
+        } else {
+            let most = self.most(user, |share| share.numbers.len());
+            let share = &self.shares[most];
+            if share.numbers.len() == share.names.len() {
+                self.forget_oldest(most);
+            }
+            // There is one, as all are used.
+            self.shares[most].numbers.pop_front().unwrap_or_default()
+        };
+        self.names.insert(number, name.to_owned());
+        let share = &mut self.shares[user.index()];
+        share.numbers.push_back(number);
+        share.names.insert(name.to_owned(), number);
         number
+    }
+
+    /// The user who has the most; this one, if it has as many as another.
+    fn most(&self, user: UserNumber, count: impl Fn(&Share) -> usize) -> usize {
+        let has_most = |index: &usize| (count(&self.shares[*index]), *index == user.index());
+        (0..MAX_USERS).max_by_key(has_most).unwrap_or_default()
+    }
+
+    fn forget_oldest(&mut self, user: usize) {
+        let share = &mut self.shares[user];
+        let oldest = share.numbers.len() - share.names.len();
+        let number = share.numbers.get(oldest);
+        if let Some(name) = number.and_then(|number| self.names.remove(number)) {
+            share.names.remove(&name);
+        }
     }
 
     /// What an address stands for.
@@ -90,10 +125,7 @@ impl Names {
             return Meaning::Itself;
         }
         let number = number.checked_sub(FIRST).filter(|number| *number < NUMBERS);
-        let name = number.and_then(|number| {
-            let index = (NUMBERS + number - self.oldest) % NUMBERS;
-            self.names.get(index as usize)
-        });
+        let name = number.and_then(|number| self.names.get(&number));
         name.map_or(Meaning::Nothing, |name| Meaning::Name(name.clone()))
     }
 }
@@ -119,14 +151,16 @@ fn ipv6(number: u32) -> Ipv6Addr {
 mod tests {
     use super::*;
 
+    const ROOT: UserNumber = UserNumber::ROOT;
+
     #[test]
     fn an_address_stands_for_its_name_and_keeps_standing_for_it() {
         let mut names = Names::default();
-        let (v4, v6) = names.addresses_of("deb.debian.org");
+        let (v4, v6) = names.addresses_of(ROOT, "deb.debian.org");
         assert_eq!(v4.to_string(), "198.18.0.2");
         assert_eq!(v6.to_string(), "fd72:696e:6764::2");
-        assert_ne!(names.addresses_of("other.example").0, v4);
-        assert_eq!(names.addresses_of("deb.debian.org"), (v4, v6));
+        assert_ne!(names.addresses_of(ROOT, "other.example").0, v4);
+        assert_eq!(names.addresses_of(ROOT, "deb.debian.org"), (v4, v6));
         let expected = Meaning::Name("deb.debian.org".to_owned());
         for address in [v4.into(), v6.into(), v4.to_ipv6_mapped().into()] {
             assert_eq!(names.meaning_of(address), expected);
@@ -136,7 +170,7 @@ mod tests {
     #[test]
     fn other_addresses_are_themselves_or_nothing() {
         let mut names = Names::default();
-        names.addresses_of("a.example");
+        names.addresses_of(ROOT, "a.example");
         for (text, meaning) in [
             ("198.17.255.255", Meaning::Itself),
             ("198.18.0.1", Meaning::Nothing),
@@ -157,25 +191,25 @@ mod tests {
     #[test]
     fn the_oldest_name_makes_room() {
         let mut names = Names::default();
-        let first = names.addresses_of("0.example").0;
+        let first = names.addresses_of(ROOT, "0.example").0;
         for number in 1..=MAX_NAMES {
-            names.addresses_of(&format!("{number}.example"));
+            names.addresses_of(ROOT, &format!("{number}.example"));
         }
         // A program that has kept the address calls no other name.
         assert_eq!(names.meaning_of(first.into()), Meaning::Nothing);
-        assert_ne!(names.addresses_of("0.example").0, first);
+        assert_ne!(names.addresses_of(ROOT, "0.example").0, first);
         assert_eq!(names.names.len(), MAX_NAMES);
-        assert_eq!(names.numbers.len(), MAX_NAMES);
+        assert_eq!(names.shares[0].names.len(), MAX_NAMES);
     }
 
     #[test]
     fn all_addresses_are_used_before_one_is_used_again() {
         let mut names = Names::default();
-        let first = names.addresses_of("0.example").0;
+        let first = names.addresses_of(ROOT, "0.example").0;
         let mut last = first;
         for number in 1..NUMBERS {
             let name = format!("{number}.example");
-            let (v4, v6) = names.addresses_of(&name);
+            let (v4, v6) = names.addresses_of(ROOT, &name);
             assert_eq!(u32::from(v4), u32::from(last) + 1);
             assert_eq!(names.meaning_of(v4.into()), Meaning::Name(name.clone()));
             assert_eq!(names.meaning_of(v6.into()), Meaning::Name(name));
@@ -185,12 +219,41 @@ mod tests {
         assert_eq!(names.meaning_of(first.into()), Meaning::Nothing);
         let beyond = "fd72:696e:6764::1:0:0".parse().unwrap();
         assert_eq!(names.meaning_of(beyond), Meaning::Nothing);
-        assert_eq!(names.addresses_of("next.example").0, first);
+        assert_eq!(names.addresses_of(ROOT, "next.example").0, first);
         let next = Meaning::Name("next.example".to_owned());
         assert_eq!(names.meaning_of(first.into()), next);
         assert_eq!(
             names.meaning_of(last.into()),
             Meaning::Name(format!("{}.example", NUMBERS - 1))
         );
+    }
+
+    #[test]
+    fn a_user_that_asks_for_names_without_end_moves_no_other_users_addresses() {
+        let mut names = Names::default();
+        let (victim, attacker) = (UserNumber::of(1), UserNumber::of(2));
+        let before = names.addresses_of(victim, "web.example").0;
+        assert_ne!(names.addresses_of(attacker, "web.example").0, before);
+        let web = Meaning::Name("web.example".to_owned());
+        // More than there are numbers. Names of the victim's that come meanwhile have their places, too.
+        for number in 0..2 * NUMBERS {
+            names.addresses_of(attacker, &format!("{number}.example"));
+            if number.is_multiple_of(100) {
+                names.addresses_of(victim, &format!("{number}.victim.example"));
+            }
+        }
+        assert_eq!(names.meaning_of(before.into()), web);
+        assert_eq!(names.addresses_of(victim, "web.example").0, before);
+        let early = names.addresses_of(victim, "0.victim.example").0;
+        assert_eq!(early.to_string(), "198.18.0.5");
+        assert_eq!(names.names.len(), MAX_NAMES);
+        // Both have asked for so many that they have as many.
+        for number in 0..MAX_NAMES {
+            names.addresses_of(victim, &format!("{number}.more.example"));
+        }
+        let counts = [1, 2].map(|user| names.shares[user].names.len());
+        assert_eq!(counts, [MAX_NAMES / 2; 2]);
+        let numbers: usize = names.shares.iter().map(|share| share.numbers.len()).sum();
+        assert_eq!(numbers, NUMBERS as usize);
     }
 }

@@ -1,4 +1,4 @@
-//! Answers the questions that programs send over their datagram sockets, in one thread for all of them.
+//! Answers the questions that programs send over their datagram sockets, in one thread for all of them. In a namespace ([`super::datagrams`]) the questions of each user wait in a socket of their own, and so many of each are answered in turn.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,7 +14,7 @@ use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use sys::supervise::UserNumber;
+use sys::supervise::{MAX_USERS, UserNumber};
 
 use super::dns::{self, MAX_QUESTION_LEN};
 use super::names::Names;
@@ -46,7 +46,7 @@ pub(crate) struct Resolver {
 }
 
 impl Resolver {
-    /// At the sockets `questions` arrive those of any number of the programs' sockets.
+    /// At the sockets `questions` arrive those of any number of the programs' sockets: one for each user, and family by family.
     ///
     /// # Errors
     /// The system has no descriptor or no thread left.
@@ -85,7 +85,7 @@ impl Resolver {
         let serve = move || {
             let _place = place;
             // Whatever ends it, the program sees the end of the stream.
-            while answer_one(&mut stream, &names).is_ok() {}
+            while answer_one(&mut stream, &names, user).is_ok() {}
         };
         let thread = std::thread::Builder::new()
             .name("questions".into())
@@ -119,8 +119,9 @@ fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, questions: &[OwnedFd], names: 
         for event in &events {
             let number = event.data.u64();
             // The numbers of the kernel's sockets begin at 1, and never come near those from the other end.
-            if let Some(socket) = questions.get((u64::MAX - number) as usize) {
-                serve_all(socket, names);
+            let index = (u64::MAX - number) as usize;
+            if let Some(socket) = questions.get(index) {
+                serve_all(socket, names, UserNumber::of(index % MAX_USERS));
                 continue;
             }
             // Nothing panics while it holds the lock.
@@ -128,13 +129,15 @@ fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, questions: &[OwnedFd], names: 
             let end = lock().get_mut(number).and_then(|socket| {
                 let is_asked = socket.peer.is_none_or(|peer| peer.port() == DNS_PORT);
                 match &socket.kind {
-                    Kind::Datagram(end) => Some((Arc::clone(end), is_asked)),
+                    Kind::Datagram(end) => Some((Arc::clone(end), is_asked, socket.user)),
                     Kind::Stream(_) => None,
                 }
             });
             // Its last end here is gone with its entry, and it with that.
-            let Some((end, is_asked)) = end else { continue };
-            let is_open = serve(&end, is_asked, names);
+            let Some((end, is_asked, user)) = end else {
+                continue;
+            };
+            let is_open = serve(&end, is_asked, names, user);
             // A program that sends no more gets no more: such an end would be readable for ever.
             let ended = epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR;
             let flags = event.flags;
@@ -147,11 +150,11 @@ fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, questions: &[OwnedFd], names: 
 }
 
 /// Answers what is there, and returns whether there may be more.
-fn serve(end: &OwnedFd, is_asked: bool, names: &Mutex<Names>) -> bool {
+fn serve(end: &OwnedFd, is_asked: bool, names: &Mutex<Names>, user: UserNumber) -> bool {
     let mut bytes = [0; MAX_QUESTION_LEN];
     for _ in 0..MAX_QUESTIONS {
         match rustix::net::recv(end, &mut bytes, RecvFlags::DONTWAIT) {
-            Ok((len, _)) if is_asked => answer(end, &bytes[..len], names),
+            Ok((len, _)) if is_asked => answer(end, &bytes[..len], names, user),
             Ok(_) | Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => return true,
             Err(_) => return false,
@@ -161,15 +164,15 @@ fn serve(end: &OwnedFd, is_asked: bool, names: &Mutex<Names>) -> bool {
 }
 
 /// Answers what is there at a socket of the resolver's own, from the address that was asked. What cannot be answered is lost, as over UDP.
-fn serve_all(socket: &OwnedFd, names: &Mutex<Names>) {
+fn serve_all(socket: &OwnedFd, names: &Mutex<Names>, user: UserNumber) {
     for _ in 0..MAX_QUESTIONS {
-        if answer_asker(socket, names) == Err(nix::errno::Errno::EAGAIN) {
+        if answer_asker(socket, names, user) == Err(nix::errno::Errno::EAGAIN) {
             return;
         }
     }
 }
 
-fn answer_asker(socket: &OwnedFd, names: &Mutex<Names>) -> nix::Result<()> {
+fn answer_asker(socket: &OwnedFd, names: &Mutex<Names>, user: UserNumber) -> nix::Result<()> {
     let mut bytes = [0; MAX_QUESTION_LEN];
     let mut space = nix::cmsg_space!(in_pktinfo, in6_pktinfo);
     let (len, asker, asked) = {
@@ -180,7 +183,7 @@ fn answer_asker(socket: &OwnedFd, names: &Mutex<Names>) -> nix::Result<()> {
     };
     let answer = {
         let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
-        dns::answer(&bytes[..len], &mut names)
+        dns::answer(&bytes[..len], &mut names, user)
     };
     let from = match &asked {
         Some(ControlMessageOwned::Ipv4PacketInfo(info)) => ControlMessage::Ipv4PacketInfo(info),
@@ -194,7 +197,7 @@ fn answer_asker(socket: &OwnedFd, names: &Mutex<Names>) -> nix::Result<()> {
     Ok(())
 }
 
-fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>) -> io::Result<()> {
+fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>, user: UserNumber) -> io::Result<()> {
     let mut len = [0; 2];
     stream.read_exact(&mut len)?;
     let mut bytes = [0; MAX_QUESTION_LEN];
@@ -204,7 +207,7 @@ fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>) -> io::Result<()> {
     stream.read_exact(bytes)?;
     let answer = {
         let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
-        dns::answer(bytes, &mut names)
+        dns::answer(bytes, &mut names, user)
     };
     let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
     // Answers are shorter than 512 bytes and a name.
@@ -213,10 +216,10 @@ fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>) -> io::Result<()> {
 }
 
 /// Answers a question, if it is one. As over UDP, an answer for which there is no room is lost.
-pub(crate) fn answer(end: &OwnedFd, question: &[u8], names: &Mutex<Names>) {
+pub(crate) fn answer(end: &OwnedFd, question: &[u8], names: &Mutex<Names>, user: UserNumber) {
     let answer = {
         let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
-        dns::answer(question, &mut names)
+        dns::answer(question, &mut names, user)
     };
     if let Some(answer) = answer {
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;

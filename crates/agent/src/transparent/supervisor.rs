@@ -176,7 +176,7 @@ impl Supervisor {
             }
             (SocketType::DGRAM, 0 | PROTOCOL_UDP | PROTOCOL_UDPLITE) => match &self.datagrams {
                 Some(datagrams) => {
-                    let socket = datagrams.socket(family, protocol as u32);
+                    let socket = datagrams.socket(family, protocol as u32, call.caller.user);
                     // From now on it is the kernel's business.
                     return self.give(call, &socket.map_err(no_datagrams)?, flags);
                 }

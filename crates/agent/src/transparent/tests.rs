@@ -200,6 +200,7 @@ fn supervised_part() {
         Ok("backlog") => backlog_part(),
         Ok("owners") => owners_part(),
         Ok("elsewhere") => elsewhere_part(),
+        Ok("flood") => flood_part(),
         Ok("kernel's datagrams") => kernels_datagrams_part(),
         _ => return,
     };
@@ -510,6 +511,66 @@ fn a_socket_is_its_users_own() {
         assert_eq!(run("owners").0, "4242 4242 4242 4242");
         let said = run_with("owners", false, namespace()).0;
         assert_eq!(said, "4242 4242 4242 4242");
+    }
+}
+
+/// The last bytes of an answer to a question: an address of IPv4.
+fn asked_by_datagram(server: &str) -> [u8; 4] {
+    let any = if server.starts_with('[') {
+        "[::]:0"
+    } else {
+        "0.0.0.0:0"
+    };
+    let socket = UdpSocket::bind(any).unwrap();
+    let timeout = Some(Duration::from_secs(10));
+    socket.set_read_timeout(timeout).unwrap();
+    socket.connect(server).unwrap();
+    socket.send(QUESTION).unwrap();
+    let mut answer = [0; 512];
+    let len = socket.recv(&mut answer).unwrap();
+    *answer[..len].last_chunk().unwrap()
+}
+
+/// Others ask without end, and read no answer.
+fn flood_part() -> String {
+    for server in ["203.0.113.9:53", "[2001:db8::9]:53"] {
+        assert_eq!(asked_by_datagram(server), [198, 18, 0, 2]);
+        let other = as_user(4242, move || asked_by_datagram(server));
+        assert_eq!(other, [198, 18, 0, 3]);
+    }
+    static IS_OVER: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+    let others: Vec<_> = (0..3)
+        .map(|_| {
+            std::thread::spawn(|| {
+                as_user(4242, || {
+                    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                    socket.connect("203.0.113.9:53").unwrap();
+                    while !IS_OVER.load(std::sync::atomic::Ordering::Relaxed) {
+                        let _ = socket.send(QUESTION);
+                    }
+                });
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    // None of them is lost.
+    for _ in 0..20 {
+        assert_eq!(asked_by_datagram("203.0.113.9:53"), [198, 18, 0, 2]);
+    }
+    IS_OVER.store(true, std::sync::atomic::Ordering::Relaxed);
+    for other in others {
+        other.join().unwrap();
+    }
+    "done".to_owned()
+}
+
+#[test]
+fn a_user_that_asks_without_end_takes_no_place_of_anothers_questions() {
+    if !is_root() {
+        return;
+    }
+    if let Some(datagrams) = namespace() {
+        assert_eq!(run_with("flood", false, Some(datagrams)).0, "done");
     }
 }
 

@@ -1,5 +1,8 @@
 //! The process that lives in the namespace. There, every address at port 53 leads to the loopback, other ports of foreign addresses lead nowhere, and the loopback is as it
 //! is everywhere. So a program's datagram socket needs nothing from this program: the kernel knows who has answered, and fails for other destinations by itself.
+//!
+//! Each user has a resolver's socket of its own, whose queue it alone can fill. The users' sockets are marked with their numbers (`SO_MARK`), which programs without rights cannot
+//! change, and by the mark the kernel chooses among the resolver's sockets, all of which are bound alike (`SO_REUSEPORT`).
 
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +14,8 @@ use rustix::net::{
     AddressFamily, Protocol, RawProtocol, SendFlags, SocketFlags, SocketType, bind, socket_with,
 };
 use sys::descriptors::send;
-use sys::sockets::set_option;
+use sys::sockets::{choose_by_mark, set_option};
+use sys::supervise::MAX_USERS;
 
 use super::super::address::Family;
 use super::super::names;
@@ -78,13 +82,17 @@ pub(crate) fn serve(mut asking: UnixStream) -> io::Result<()> {
     };
     answered?;
     drop(resolvers);
-    let mut asked = [0; 2];
-    // Two bytes come in one piece.
+    let mut asked = [0; 3];
+    // So few bytes come in one piece.
     while asking.read(&mut asked)? == asked.len() {
-        let [family, protocol] = asked;
+        let [family, protocol, user] = asked;
         let made = Family::of(family.into())
             .ok_or(Errno::AFNOSUPPORT)
-            .and_then(|family| datagram_socket(family, protocol));
+            .and_then(|family| {
+                let socket = datagram_socket(family, protocol)?;
+                set_mark(&socket, user)?;
+                Ok(socket)
+            });
         match made {
             Ok(socket) => answer(&asking, Ok(&[socket.as_fd()]))?,
             Err(errno) => answer(&asking, Err(errno))?,
@@ -107,7 +115,13 @@ fn datagram_socket(family: Family, protocol: u8) -> Result<OwnedFd, Errno> {
     socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, protocol)
 }
 
-/// The sockets at which questions arrive, whatever their address. A kernel without IPv6 has one.
+fn set_mark(socket: &OwnedFd, user: u8) -> Result<(), Errno> {
+    use nix::sys::socket::{setsockopt, sockopt::Mark};
+    let set = setsockopt(socket, Mark, &user.into());
+    set.map_err(|errno| Errno::from_raw_os_error(errno as i32))
+}
+
+/// The sockets at which questions arrive, whatever their address: for each user one, of IPv4 and then of IPv6. A kernel without IPv6 has the first.
 fn enter() -> Result<Vec<OwnedFd>, Errno> {
     sys::namespaces::enter_network()?;
     // Of `NETLINK_ROUTE`, which is 0.
@@ -121,7 +135,7 @@ fn enter() -> Result<Vec<OwnedFd>, Errno> {
     let mut resolvers = Vec::new();
     for family in [Family::V4, Family::V6] {
         match arrange(&kernel, family) {
-            Ok(resolver) => resolvers.push(resolver),
+            Ok(sockets) => resolvers.extend(sockets),
             Err(errno) if family == Family::V4 => return Err(errno),
             Err(_) => {}
         }
@@ -129,13 +143,18 @@ fn enter() -> Result<Vec<OwnedFd>, Errno> {
     Ok(resolvers)
 }
 
-fn arrange(kernel: &OwnedFd, family: Family) -> Result<OwnedFd, Errno> {
-    let socket = resolver_socket(family)?;
+fn arrange(kernel: &OwnedFd, family: Family) -> Result<Vec<OwnedFd>, Errno> {
+    // In the order in which they are bound, they have the numbers of users.
+    let sockets = (0..MAX_USERS).map(|_| resolver_socket(family));
+    let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+    if let Some(first) = sockets.first() {
+        choose_by_mark(first.as_fd()).map_err(sys::supervise::errno)?;
+    }
     let own = names::own_address(family.unspecified().ip());
     for message in [address(own), route(own), rule(family)] {
         tell(kernel, &message)?;
     }
-    Ok(socket)
+    Ok(sockets)
 }
 
 fn resolver_socket(family: Family) -> Result<OwnedFd, Errno> {
@@ -153,6 +172,7 @@ fn resolver_socket(family: Family) -> Result<OwnedFd, Errno> {
         let set = set_option(socket.as_fd(), *level, *option, &1i32.to_ne_bytes());
         set.map_err(sys::supervise::errno)?;
     }
+    rustix::net::sockopt::set_socket_reuseport(&socket, true)?;
     bind(
         &socket,
         &SocketAddr::new(family.unspecified().ip(), DNS_PORT),

@@ -80,7 +80,7 @@ impl Supervisor {
             socket.peer = Some(to);
             socket.own.get_or_insert(own_address(to, number));
         }
-        resolver::answer(&end, bytes, &self.names);
+        resolver::answer(&end, bytes, &self.names, call.caller.user);
         // It is not longer than its limit.
         Ok(Outcome::Returns(bytes.len() as u32))
     }
