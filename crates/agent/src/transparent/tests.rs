@@ -8,6 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, epoll};
@@ -61,6 +62,11 @@ impl Way for UnixWay {
         let number = socket_cookie(socket).unwrap();
         announced.lock().unwrap().insert(number, reply);
         let (announcer, mut host) = UnixStream::pair().unwrap();
+        if to.to_string().starts_with("slow.") {
+            // The host does not say what has become of it, as long as this process lives.
+            std::mem::forget(host);
+            return Ok(Some(announcer.into()));
+        }
         host.write_all(&reply.to_bytes()).unwrap();
         Ok(Some(announcer.into()))
     }
@@ -99,8 +105,8 @@ fn reply_to(destination: &Destination) -> Reply {
 }
 
 /// An egress service that lets calls through to a server that sends words at once, and then back what it gets. Calls that were announced are put through without a
-/// word.
-fn egress(listener: &UnixListener, asked: Option<&Mutex<Vec<String>>>) {
+/// word. It counts circuits that have ended.
+fn egress(listener: &UnixListener, asked: Option<&Mutex<Vec<String>>>, ended: &Arc<AtomicUsize>) {
     for mut stream in listener.incoming().flatten() {
         let mut answer = Vec::new();
         if let Some(asked) = asked {
@@ -115,7 +121,11 @@ fn egress(listener: &UnixListener, asked: Option<&Mutex<Vec<String>>>) {
         }
         answer.extend(EARLY);
         stream.write_all(&answer).unwrap();
-        std::thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut stream));
+        let ended = Arc::clone(ended);
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut stream.try_clone().unwrap(), &mut stream);
+            ended.fetch_add(1, Ordering::Relaxed);
+        });
     }
 }
 
@@ -143,20 +153,23 @@ fn run(part: &str) -> (String, Vec<String>) {
 }
 
 fn run_by(part: &str, announces: bool) -> (String, Vec<String>) {
-    run_with(part, announces, None)
+    let (said, asked, _) = run_with(part, announces, None);
+    (said, asked)
 }
 
 fn run_with(
     part: &str,
     announces: bool,
     datagrams: Option<(Datagrams, Vec<OwnedFd>)>,
-) -> (String, Vec<String>) {
+) -> (String, Vec<String>, Arc<AtomicUsize>) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("egress");
     let listener = UnixListener::bind(&path).unwrap();
     let asked: Arc<Mutex<Vec<String>>> = Arc::default();
     let theirs = Arc::clone(&asked);
-    std::thread::spawn(move || egress(&listener, (!announces).then_some(&theirs)));
+    let ended = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&ended);
+    std::thread::spawn(move || egress(&listener, (!announces).then_some(&theirs), &counted));
     let way = UnixWay {
         path,
         asked: Arc::clone(&asked),
@@ -181,7 +194,8 @@ fn run_with(
     assert!(output.status.success(), "{text}");
     let asked = asked.lock().unwrap().clone();
     let (_, said) = text.split_once("said <").unwrap();
-    (said.split_once(">\n").unwrap().0.to_owned(), asked)
+    let said = said.split_once(">\n").unwrap().0.to_owned();
+    (said, asked, ended)
 }
 
 /// Not a test of its own: what the supervised program does. It prints what it saw.
@@ -193,6 +207,7 @@ fn supervised_part() {
         Ok("epoll") => epoll_part(),
         Ok("announced") => epoll_by(true),
         Ok("silent") => silent_part(),
+        Ok("gives up") => gives_up_part(),
         Ok("options") => options_part(),
         Ok("loopback") => loopback_part(),
         Ok("datagrams") => datagrams_part(),
@@ -367,6 +382,27 @@ fn a_call_that_may_have_been_announced_is_not_made_in_another_way() {
     let (said, asked) = run_by("silent", true);
     assert_eq!(said, Errno::TIMEDOUT.raw_os_error().to_string());
     assert_eq!(asked, [""; 0]);
+}
+
+fn gives_up_part() -> String {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
+    let address = ("slow.example", 443).to_socket_addrs().unwrap();
+    let address = address.filter(SocketAddr::is_ipv4).next().unwrap();
+    let begun = rustix::net::connect(&socket, &address);
+    drop(socket);
+    format!("{begun:?}")
+}
+
+#[test]
+fn a_program_that_gives_up_ends_its_call() {
+    let (said, _, ended) = run_with("gives up", true, None);
+    assert_eq!(said, format!("{:?}", Err::<(), _>(Errno::INPROGRESS)));
+    let until = Instant::now() + Duration::from_secs(20);
+    while ended.load(Ordering::Relaxed) == 0 {
+        assert!(Instant::now() < until, "it goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 fn options_part() -> String {
@@ -765,7 +801,7 @@ fn kernels_datagrams_part() -> String {
 #[test]
 fn datagrams_of_the_kernel_need_no_help() {
     if let Some(datagrams) = namespace() {
-        let (said, _) = run_with("kernel's datagrams", false, Some(datagrams));
+        let (said, _, _) = run_with("kernel's datagrams", false, Some(datagrams));
         assert_eq!(said, "inside 2");
     }
 }

@@ -31,7 +31,20 @@ struct Dial {
     family: Family,
     /// How far it had come before.
     progress: Progress,
+    /// How far it has come if the call fails.
+    failed: Progress,
     to: SocketAddr,
+}
+
+/// What has become of a call.
+enum Dialled {
+    Done,
+    /// The socket is being connected. What becomes of that comes over the announcer.
+    GoesOn {
+        destination: Destination,
+        announcer: OwnedFd,
+        deadline: Instant,
+    },
 }
 
 impl Supervisor {
@@ -86,6 +99,7 @@ impl Supervisor {
             number,
             family,
             progress,
+            failed: Progress::Spent,
             to,
         };
         if is_kernels {
@@ -132,15 +146,31 @@ impl Supervisor {
         Destination::new(host, to.port()).map_err(|_| Errno::CONNREFUSED)
     }
 
+    /// The call is answered when this process has no copy of the socket any more: one that its program closes then is closed.
     fn dial(&self, call: &PendingCall, mut dial: Dial) -> Result<Outcome, Errno> {
-        let dialled = self.try_dial(call, &mut dial);
-        if dialled.is_err() {
-            self.set_progress(dial.number, Progress::Spent);
+        match self.try_dial(call, &mut dial) {
+            Ok(Dialled::Done) => Ok(SUCCESS),
+            Ok(Dialled::GoesOn {
+                destination,
+                announcer,
+                deadline,
+            }) => {
+                let number = dial.number;
+                drop(dial);
+                let _ = self.listener.answer(call, Err(Errno::INPROGRESS));
+                let connected = way::outcome(&announcer, deadline);
+                // The kernel takes such a socket for one that is being connected.
+                self.end(number, &destination, connected, Progress::Spent);
+                Ok(Outcome::Elsewhere)
+            }
+            Err(errno) => {
+                self.set_progress(dial.number, dial.failed);
+                Err(errno)
+            }
         }
-        dialled
     }
 
-    fn try_dial(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
+    fn try_dial(&self, call: &PendingCall, dial: &mut Dial) -> Result<Dialled, Errno> {
         let to = dial.to;
         if to.port() == DNS_PORT {
             return self.dial_resolver(call, dial);
@@ -163,14 +193,14 @@ impl Supervisor {
             self.say(&destination, Err(errno));
         }
         if let Some(announcer) = announced? {
-            return self.dial_announced(call, dial, &destination, &announcer, deadline);
+            return self.dial_announced(dial, destination, announcer, deadline);
         }
         let opened = way::open(&*self.way, dial.socket.as_fd(), &destination, deadline);
         self.say(&destination, opened);
         opened?;
         self.set_addresses(dial);
         self.set_progress(dial.number, Progress::Connected);
-        Ok(SUCCESS)
+        Ok(Dialled::Done)
     }
 
     fn set_addresses(&self, dial: &Dial) {
@@ -185,50 +215,56 @@ impl Supervisor {
     /// is being connected meanwhile, as it would be by TCP.
     fn dial_announced(
         &self,
-        call: &PendingCall,
-        dial: &Dial,
-        destination: &Destination,
-        announcer: &OwnedFd,
+        dial: &mut Dial,
+        destination: Destination,
+        announcer: OwnedFd,
         deadline: Instant,
-    ) -> Result<Outcome, Errno> {
+    ) -> Result<Dialled, Errno> {
         self.set_addresses(dial);
-        let begun = self.way.begin(dial.socket.as_fd());
-        let goes_on = begun == Err(Errno::INPROGRESS);
-        if goes_on {
-            let _ = self.listener.answer(call, Err(Errno::INPROGRESS));
-        }
-        let connected = match begun {
+        let connected = match self.way.begin(dial.socket.as_fd()) {
             Ok(()) => Ok(()),
-            Err(Errno::INPROGRESS | Errno::CONNRESET) => way::outcome(announcer, deadline),
+            Err(Errno::INPROGRESS) => {
+                return Ok(Dialled::GoesOn {
+                    destination,
+                    announcer,
+                    deadline,
+                });
+            }
+            Err(Errno::CONNRESET) => way::outcome(&announcer, deadline),
             Err(errno) => Err(way::unreachable(errno)),
         };
+        self.end(dial.number, &destination, connected, Progress::New);
+        if connected.is_err() {
+            dial.failed = Progress::New;
+            // The kernel has one too, which is about the same call.
+            let _ = rustix::net::sockopt::socket_error(&dial.socket);
+        }
+        connected.map(|()| Dialled::Done)
+    }
+
+    /// It is known what has become of a call that was announced. The program asks for the reason where its call did not fail itself (`SO_ERROR`).
+    fn end(
+        &self,
+        number: u64,
+        destination: &Destination,
+        connected: Result<(), Errno>,
+        failed: Progress,
+    ) {
         self.say(destination, connected);
-        if let Some(socket) = self.sockets().get_mut(dial.number) {
+        if let Some(socket) = self.sockets().get_mut(number) {
+            socket.error = connected.err().filter(|_| failed == Progress::Spent);
             socket.kind = Kind::Stream(match connected {
                 Ok(()) => Progress::Connected,
-                // The kernel takes such a socket for one that is being connected.
-                Err(_) if goes_on => Progress::Spent,
-                Err(_) => Progress::New,
+                Err(_) => failed,
             });
-            socket.error = connected.err().filter(|_| goes_on);
             if connected.is_err() {
                 (socket.peer, socket.own) = (None, None);
-            }
-        }
-        match (goes_on, connected) {
-            (true, _) => Ok(Outcome::Elsewhere),
-            (false, Ok(())) => Ok(SUCCESS),
-            (false, Err(errno)) => {
-                // The kernel has one too, which is about the same call.
-                let _ = rustix::net::sockopt::socket_error(&dial.socket);
-                let _ = self.listener.answer(call, Err(errno));
-                Ok(Outcome::Elsewhere)
             }
         }
     }
 
     /// Questions for names, over a stream: the resolver has the other end of what takes the place of the program's socket.
-    fn dial_resolver(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
+    fn dial_resolver(&self, call: &PendingCall, dial: &mut Dial) -> Result<Dialled, Errno> {
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let (socket, end) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
         self.resolver
@@ -239,7 +275,7 @@ impl Supervisor {
         if let Some(socket) = self.sockets().get_mut(dial.number) {
             (socket.peer, socket.own) = (Some(dial.to), Some(own));
         }
-        Ok(SUCCESS)
+        Ok(Dialled::Done)
     }
 
     /// Puts another socket into the place of the program's, at each of the process's descriptors of it, with its mode and its options.
@@ -308,6 +344,7 @@ impl Supervisor {
             number,
             family,
             progress,
+            failed: Progress::Spent,
             to,
         };
         let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
@@ -334,6 +371,7 @@ impl Supervisor {
             number,
             family,
             progress,
+            failed: Progress::Spent,
             to: family.unspecified(),
         };
         let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
