@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies sim soak kernel-tests fuzz api-fuzz mutants proofs interleavings check docs deny lint fmt tidy clean
+.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies bench-transparent sim soak kernel-tests transparent-suites fuzz api-fuzz mutants proofs interleavings check docs deny lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -50,8 +50,8 @@ package-test: package ## install the Debian package in a clean Debian, run it th
 images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to date stays
 	@$(CARGO) xtask images
 
-demo: build ## show everything at work with two guests
-	@$(CARGO) xtask images --layer tools --layer lan
+demo: build ## show everything at work with three guests
+	@$(CARGO) xtask images --layer git --layer tools --layer lan
 	@# It names SIGTERM as the way to end it: 143 is what the shell says then.
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask demo $(if $(KEEP),--keep) || [ $$? -eq 143 ]
 
@@ -94,6 +94,10 @@ serial-torture: build images ## cut the serial line and kill the daemon and the 
 
 kernel-tests: build images ## run Linux's own tests of vsock between guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask kernel-tests
+
+transparent-suites: build ## run CPython's, Go's and libuv's tests of sockets in a guest, under `ringdown-agent run` and without it
+	@$(CARGO) xtask images --kernel 6.12 --layer net
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask foreign-suites $(if $(SUITE),--suite $(SUITE))
 
 fuzz: ## run every fuzz target for SECONDS_EACH (60) seconds
 	@CARGO='$(CARGO)' fuzz/run
@@ -143,6 +147,11 @@ bench-net-quick: ## measure of the switch only what goals are about, once, in ab
 bench-copies: build ## measure cp and exec beside scp, ssh and QEMU's guest agent, in one guest; keeps the run in bench/runs
 	@$(CARGO) xtask images --layer tools --layer jobs
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask copies --output bench/runs
+
+bench-transparent: build ## measure a connection under `ringdown-agent run` beside TCP over a network card, in one guest; keeps the run in bench/runs
+	@scripts/setup bench-transparent
+	@$(CARGO) xtask images --kernel 6.12 --layer net --layer lan
+	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask transparent-price --output bench/runs
 
 bench-circuit: setup ## measure circuits between two processes beside sockets and the machine's limits; keeps the run in bench/runs
 	@echo '[bench] two processes and a ring between them, optimised'

@@ -102,7 +102,7 @@ impl GuestSpec {
         self
     }
 
-    /// Adds a layer of foreign programs: `tools`, `net`, `servers`, `lan`, `nbd` or `jobs`.
+    /// Adds a layer of foreign programs: `tools`, `net`, `git`, `servers`, `lan`, `nbd` or `jobs`.
     #[must_use]
     pub fn layer(mut self, name: &str) -> GuestSpec {
         self.layers.push(name.to_owned());

@@ -1,4 +1,6 @@
-//! The demonstration: two guests, and everything that the line between them and their host can do today.
+//! The demonstration: three guests, one of them without a network, and everything that the line between them and their host can do today.
+
+mod circuits;
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -9,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel};
+use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, spawn};
 use sha2::{Digest, Sha256};
 
 use crate::progress::Progress;
+use circuits::Site;
 
 /// How much is sent each way, in bytes.
 const BULK_BYTES: usize = 64 << 20;
@@ -36,21 +39,14 @@ pub struct DemoArguments {
 /// # Errors
 /// The first step that does not do what it promises.
 pub fn run(arguments: &DemoArguments) -> Result<()> {
-    let mut progress = Progress::new("demo", 10);
-    progress
-        .step("ringdown serve: one daemon for the VMs \"web\" and \"db\", where web may call db");
-    let daemon = Daemon::start(DaemonSpec::new().arguments(&[
-        "--network",
-        "lan",
-        "--vm",
-        "name=web,cid=3,networks=lan",
-        "--vm",
-        "name=db,cid=4,networks=lan",
-        "--allow",
-        "from=web,to=db,port=*",
-    ]))?;
+    let mut progress = Progress::new("demo", 11);
+    progress.step(
+        "ringdown serve: one daemon for the VMs \"web\", \"db\" and \"ci\"; web may call db, ci two names",
+    );
+    let site = Site::start()?;
+    let daemon = serve(&site)?;
     let guests = boot(&daemon, &mut progress)?;
-    let result = show(&daemon, &guests, &mut progress);
+    let result = show(&daemon, &guests, &site, &mut progress);
     if let Err(error) = result {
         daemon.show_log();
         for guest in &guests {
@@ -61,21 +57,85 @@ pub fn run(arguments: &DemoArguments) -> Result<()> {
     progress.note(NEEDS_A_SYSTEM);
     progress.done("everything works");
     if arguments.keep {
-        keep(&daemon)?;
+        keep(&daemon, site.port)?;
     }
     Ok(())
+}
+
+fn serve(site: &Site) -> Result<Daemon> {
+    let directory = spawn::scratch_directory()?;
+    let file = directory.join("ringdown.toml");
+    fs::write(&file, configuration(site.port))?;
+    let mut spec = DaemonSpec::new().arguments(&["--config", &file.display().to_string()]);
+    spec.runtime_directory = Some(directory);
+    Daemon::start(spec)
+}
+
+/// The names lead to the host's loopback, which a guest reaches only where a rule has the address, too.
+fn configuration(port: u16) -> String {
+    format!(
+        r#"
+[[network]]
+name = "lan"
+
+[[vm]]
+name = "web"
+cid = 3
+networks = ["lan"]
+
+[[vm]]
+name = "db"
+cid = 4
+networks = ["lan"]
+
+[[vm]]
+name = "ci"
+cid = 5
+
+[[rule]]
+from = "web"
+to = "db"
+action = "allow"
+
+[[service]]
+name = "egress"
+port = 3128
+egress = true
+
+[hosts]
+"pages.example" = "127.0.0.1"
+"git.example" = "127.0.0.1"
+"other.example" = "127.0.0.1"
+
+[[rule]]
+from = "ci"
+to = "service:egress"
+action = "allow"
+
+[[rule]]
+from = "ci"
+to = ["name:pages.example", "name:git.example", "address:127.0.0.1"]
+port = {port}
+action = "allow"
+"#
+    )
 }
 
 fn boot(daemon: &Daemon, progress: &mut Progress) -> Result<Vec<Guest>> {
     let accelerator = e2e::accelerator::choose()?;
     progress.step(format!(
-        "boot both with stock Debian kernels in QEMU ({accelerator})"
+        "boot them with stock Debian kernels in QEMU ({accelerator})"
     ));
     let spec = |name: &str, kernel| {
         let spec = GuestSpec::new(name, kernel).with_tools().layer("lan");
         spec.attached(daemon)
     };
-    let guests = Guest::boot_all(vec![spec("web", Kernel::V6_12), spec("db", Kernel::V6_1)])?;
+    let alone = GuestSpec::new("ci", Kernel::V6_12).layer("git");
+    let guests = Guest::boot_all(vec![
+        spec("web", Kernel::V6_12),
+        spec("db", Kernel::V6_1),
+        alone.attached(daemon),
+    ])?;
     for guest in &guests {
         progress.note(format!(
             "{}: Linux {} after {:.1} s",
@@ -87,9 +147,9 @@ fn boot(daemon: &Daemon, progress: &mut Progress) -> Result<Vec<Guest>> {
     Ok(guests)
 }
 
-fn show(daemon: &Daemon, guests: &[Guest], progress: &mut Progress) -> Result<()> {
-    let (web, db) = (&guests[0], &guests[1]);
-    progress.step("ringdown exec: a command in either guest, no network, no password");
+fn show(daemon: &Daemon, guests: &[Guest], site: &Site, progress: &mut Progress) -> Result<()> {
+    let (web, db, ci) = (&guests[0], &guests[1], &guests[2]);
+    progress.step("ringdown exec: a command in each guest, no network, no password");
     for guest in guests {
         let output = exec(
             daemon,
@@ -137,12 +197,15 @@ fn show(daemon: &Daemon, guests: &[Guest], progress: &mut Progress) -> Result<()
     bulk_out(daemon, db, progress)?;
 
     progress.step("ringdown logs: the end of a file in either guest");
-    for guest in guests {
+    for guest in [web, db] {
         progress.note(last_log_line(daemon, guest)?);
     }
 
+    progress.step("ringdown-agent run: ci has no network, and its curl and git reach two names, by the host's rules");
+    circuits::show(daemon, ci, site, progress)?;
+
     progress.step("the network \"lan\": both guests get their addresses by DHCP, and web finds db by its name");
-    progress.note(names_in_lan(guests)?);
+    progress.note(names_in_lan(&guests[..2])?);
     Ok(())
 }
 
@@ -321,7 +384,7 @@ fn report(progress: &Progress, started: Instant, digest: &str) {
     ));
 }
 
-fn keep(daemon: &Daemon) -> Result<()> {
+fn keep(daemon: &Daemon, port: u16) -> Result<()> {
     let program = e2e::ringdown_program()?;
     let directory = daemon.runtime_directory().display();
     println!(
@@ -337,6 +400,7 @@ fn keep(daemon: &Daemon) -> Result<()> {
   ringdown net show lan; ringdown exec web ping -c 3 db
   ringdown top
   ringdown why web db 5000; ringdown check; ringdown events
+  ringdown exec ci -- ringdown-agent run --verbose -- curl http://pages.example:{port}/
   ringdown exec -t web socat VSOCK-LISTEN:5000 -               # a program of web that waits for a call of the host,
   (echo CONNECT 5000; cat) | socat - UNIX-CONNECT:{host}     # and the call, where the host has socat
 

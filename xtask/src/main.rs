@@ -2,14 +2,17 @@
 
 mod copies;
 mod demo;
+mod foreign_suites;
 mod images;
 mod kernel_tests;
+mod machine;
 mod progress;
 mod promises;
 mod queue;
 mod suites;
 mod three_vms;
 mod tidy;
+mod transparent_price;
 
 use std::process::ExitCode;
 
@@ -37,10 +40,14 @@ enum Task {
     Copies(copies::CopiesArguments),
     /// Run Linux's own tests of vsock between two guests.
     KernelTests(kernel_tests::KernelTestsArguments),
+    /// Run suites of others in a guest, under `ringdown-agent run` and without it.
+    ForeignSuites(foreign_suites::ForeignSuitesArguments),
     /// Run all tests, those with real guests too, as many suites at a time as the processors take.
     Tests(queue::TestsArguments),
     /// Check that each promise of the documents names a test that runs.
     Promises,
+    /// Measure what a connection costs under `ringdown-agent run`, beside TCP over a network card.
+    TransparentPrice(transparent_price::TransparentPriceArguments),
     /// Check this project's own rules, which the compiler does not know.
     Tidy,
 }
@@ -54,8 +61,10 @@ fn main() -> ExitCode {
         Task::ThreeVms => three_vms::run(),
         Task::Copies(arguments) => copies::run(&arguments),
         Task::KernelTests(arguments) => kernel_tests::run(&arguments),
+        Task::ForeignSuites(arguments) => foreign_suites::run(&arguments),
         Task::Tests(arguments) => queue::run(&arguments),
         Task::Promises => promises::run(),
+        Task::TransparentPrice(arguments) => transparent_price::run(&arguments),
         Task::Tidy => tidy::run(),
     };
     match result {

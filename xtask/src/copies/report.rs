@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use e2e::accelerator;
 use serde::Serialize;
+
+use crate::machine::{median, processor, today};
 
 /// What all others of a kind are compared with.
 const SUBJECTS: [&str; 2] = ["ringdown cp, vsock", "ringdown exec, vsock"];
@@ -147,49 +148,20 @@ impl Report {
 }
 
 impl Measured {
-    fn median(&self) -> f64 {
-        let mut seconds = self.seconds.clone();
-        seconds.sort_by(f64::total_cmp);
-        let middle = seconds.len() / 2;
-        match seconds.len() % 2 {
-            0 => f64::midpoint(seconds[middle - 1], seconds[middle]),
-            _ => seconds[middle],
-        }
-    }
-
     /// The time for a MiB, or for a command.
     fn seconds_each(&self) -> f64 {
         match self.bytes {
-            0 => self.median(),
-            bytes => self.median() / (bytes as f64 / f64::from(1 << 20)),
+            0 => median(&self.seconds),
+            bytes => median(&self.seconds) / (bytes as f64 / f64::from(1 << 20)),
         }
     }
 
     fn shown(&self) -> String {
         match self.bytes {
-            0 => format!("{:.1} ms", self.median() * 1000.0),
+            0 => format!("{:.1} ms", median(&self.seconds) * 1000.0),
             _ => format!("{:.2} MiB/s", 1.0 / self.seconds_each()),
         }
     }
-}
-
-fn processor() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    model
-        .map_or("an unknown processor", |(_, model)| model)
-        .to_owned()
-}
-
-fn today() -> Result<String> {
-    let output = Command::new("date")
-        .args(["-u", "+%F"])
-        .output()
-        .context("cannot run date")?;
-    ensure!(output.status.success(), "date failed");
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 #[cfg(test)]

@@ -84,6 +84,18 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         own_files: &[],
     },
     ForeignLayer {
+        name: "git",
+        title: "curl, git",
+        packages: &["curl", "git"],
+        paths: &[
+            "usr/bin/curl",
+            "usr/bin/git",
+            "usr/lib/git-core/git-remote-http",
+            "usr/lib/git-core/git-remote-https",
+        ],
+        own_files: &[],
+    },
+    ForeignLayer {
         name: "servers",
         title: "nginx",
         packages: &["nginx-light"],

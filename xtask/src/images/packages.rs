@@ -85,6 +85,24 @@ pub struct Apt {
 impl Apt {
     /// Prepares the private apt under `directory`; package files will be in `archives`.
     pub fn prepare(directory: &Path, archives: &Path, mirrors: &Mirrors) -> Result<Apt> {
+        Apt::prepare_for("deb", directory, archives, mirrors)
+    }
+
+    /// The same, for packages of sources.
+    pub fn prepare_for_sources(
+        directory: &Path,
+        archives: &Path,
+        mirrors: &Mirrors,
+    ) -> Result<Apt> {
+        Apt::prepare_for("deb-src", directory, archives, mirrors)
+    }
+
+    fn prepare_for(
+        kind: &str,
+        directory: &Path,
+        archives: &Path,
+        mirrors: &Mirrors,
+    ) -> Result<Apt> {
         for tool in ["apt-get", "apt-cache", "dpkg-deb"] {
             ensure!(
                 files::in_path(tool),
@@ -107,8 +125,8 @@ impl Apt {
         }
         fs::write(directory.join("status"), "")?;
         let sources = format!(
-            "deb [signed-by={KEYRING} arch=amd64] {main} {CODENAME} main\n\
-             deb [signed-by={KEYRING} arch=amd64] {security} {CODENAME}-security main\n",
+            "{kind} [signed-by={KEYRING} arch=amd64] {main} {CODENAME} main\n\
+             {kind} [signed-by={KEYRING} arch=amd64] {security} {CODENAME}-security main\n",
             main = mirrors.main,
             security = mirrors.security,
         );
@@ -131,9 +149,11 @@ impl Apt {
             // By itself apt takes an unreachable mirror for a mere warning.
             .args(["-qq", "--error-on=any", "update"])
             .run("the package lists could not be fetched")?;
-        let fetched = fs::read_dir(&self.lists)?
-            .flatten()
-            .any(|entry| entry.file_name().to_string_lossy().contains("_Packages"));
+        let fetched = fs::read_dir(&self.lists)?.flatten().any(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            name.contains("_Packages") || name.contains("_Sources")
+        });
         ensure!(
             fetched,
             "apt fetched no package lists: is the Debian mirror reachable?"
@@ -175,6 +195,26 @@ impl Apt {
             "apt did not leave {name}"
         );
         Ok(name.clone())
+    }
+
+    /// Downloads the files of a package of sources, and gives their names.
+    pub fn download_source(&self, package: &str) -> Result<Vec<String>> {
+        let listed = self
+            .get()
+            .args(["-qq", "--print-uris", "source", package])
+            .output_of(&format!("the sources of {package} were not found"))?;
+        let names = file_names(&listed);
+        if names.iter().any(|name| !self.archives.join(name).exists()) {
+            self.get()
+                .args(["-qq", "--download-only", "source", package])
+                .current_directory(&self.archives)
+                .run(&format!("the sources of {package} could not be downloaded"))?;
+        }
+        ensure!(
+            !names.is_empty() && names.iter().all(|name| self.archives.join(name).exists()),
+            "apt did not leave the sources of {package}"
+        );
+        Ok(names)
     }
 
     /// Downloads packages and all that they depend on, as for an empty system, and gives the files' names, sorted.
