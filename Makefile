@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies bench-transparent sim soak kernel-tests transparent-suites fuzz api-fuzz mutants proofs interleavings check docs deny lint fmt tidy clean
+.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies bench-transparent small-vm sim soak kernel-tests transparent-suites fuzz api-fuzz mutants proofs interleavings check docs deny lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -152,6 +152,12 @@ bench-transparent: build ## measure a connection under `ringdown-agent run` besi
 	@scripts/setup bench-transparent
 	@$(CARGO) xtask images --kernel 6.12 --layer net --layer lan
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask transparent-price --output bench/runs
+
+small-vm: build agent ## measure a guest whose kernel has no INET beside one that has it: builds both kernels from Debian's source, in 10 minutes and more; keeps the figures in bench/runs
+	@scripts/setup small-vm
+	@$(CARGO) xtask images --layer servers
+	@scripts/small-vm/kernels $(TARGET_DIR)/small-vm
+	@scripts/small-vm/measure $(RINGDOWN) $(dir $(RINGDOWN))ringdown-agent $(abspath $(TARGET_DIR))/small-vm bench/runs/$$(date +%F)-small-vm
 
 bench-circuit: setup ## measure circuits between two processes beside sockets and the machine's limits; keeps the run in bench/runs
 	@echo '[bench] two processes and a ring between them, optimised'

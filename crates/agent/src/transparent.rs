@@ -16,6 +16,7 @@
 //! - Whatever server a program asks at port 53, the resolver answers, with addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so
 //!   that the policy decides by the name.
 //! - An address of the guest's own is its kernel's: a socket of the kernel's takes the program's place at `connect`, `bind` or `listen`.
+//!   A kernel without INET has none: then both ends are AF_UNIX sockets ([`loopback`]), and `accept` is answered, too.
 //! - `getsockname`, `getpeername`, `getsockopt` and `setsockopt` say what fits. What they say is remembered by the kernel's number of the socket ([`sockets`]).
 //! - Everything else goes on to the kernel.
 //!
@@ -26,6 +27,7 @@ mod address;
 mod datagrams;
 mod dns;
 pub mod doctor;
+pub(crate) mod loopback;
 mod names;
 mod resolver;
 mod sockets;
@@ -71,7 +73,7 @@ const fn watch(call: SystemCall, when: When) -> Watched {
 }
 
 /// What stops on its way to the kernel. Everything else is as fast as ever.
-const WATCHED: [Watched; 22] = [
+const WATCHED: [Watched; 24] = [
     watch(SystemCall::SendTo, When::Points(4)),
     watch(SystemCall::ReceiveFrom, When::Points(4)),
     watch(SystemCall::Socket, When::Are(&[(0, AF_INET)])),
@@ -112,16 +114,22 @@ const WATCHED: [Watched; 22] = [
         When::Are(&[(1, SOL_SOCKET), (2, SO_REUSEPORT)]),
     ),
     watch(SystemCall::IoControl, When::Are(&[(1, FIONREAD)])),
+    watch(SystemCall::Accept, When::Always),
+    watch(SystemCall::Accept4, When::Always),
 ];
 
 /// How many of them, at the beginning, are about datagram sockets that are not the kernel's own.
 const WATCHED_FOR_PAIRS: usize = 2;
 
+/// How many of them, at the end, are about listeners that are not the kernel's own.
+const WATCHED_FOR_LISTENERS: usize = 2;
+
 /// What is done about a program's calls.
-fn supervision(has_pairs: bool) -> Supervision<'static> {
+fn supervision(has_pairs: bool, has_tcp: bool) -> Supervision<'static> {
     let unneeded = if has_pairs { 0 } else { WATCHED_FOR_PAIRS };
+    let end = WATCHED.len() - if has_tcp { WATCHED_FOR_LISTENERS } else { 0 };
     Supervision {
-        watched: &WATCHED[unneeded..],
+        watched: &WATCHED[unneeded..end],
         // It makes the calls above past the filter. Programs do without it.
         missing: &[SystemCall::IoUringSetup],
         may_gain_privileges: true,
@@ -288,11 +296,12 @@ impl Run {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);
         let program = self.program;
-        let spawned = supervise::spawn(command, &supervision(datagrams.is_none()));
+        let has_tcp = loopback::kernel_has_tcp();
+        let spawned = supervise::spawn(command, &supervision(datagrams.is_none(), has_tcp));
         let (child, listener) = spawned.map_err(|source| RunError::Spawn { program, source })?;
         // The program keeps its own limit. A call under way needs up to four descriptors here.
         let _ = sys::descriptors::raise_limit();
-        let supervisor = Supervisor::new(listener, way, datagrams, self.is_verbose)
+        let supervisor = Supervisor::new(listener, way, datagrams, has_tcp, self.is_verbose)
             .map_err(local("watch the program"))?;
         let supervisor = Arc::new(supervisor);
         let thread = std::thread::Builder::new().name("supervisor".into());

@@ -47,6 +47,10 @@ pub enum SystemCall {
     Bind,
     /// `listen(descriptor, backlog)`.
     Listen,
+    /// `accept(descriptor, address, length)`.
+    Accept,
+    /// `accept4(descriptor, address, length, flags)`.
+    Accept4,
     /// `getsockname(descriptor, address, length)`.
     GetSockName,
     /// `getpeername(descriptor, address, length)`.
@@ -70,11 +74,13 @@ pub enum SystemCall {
 }
 
 impl SystemCall {
-    const ALL: [SystemCall; 14] = [
+    const ALL: [SystemCall; 16] = [
         SystemCall::Socket,
         SystemCall::Connect,
         SystemCall::Bind,
         SystemCall::Listen,
+        SystemCall::Accept,
+        SystemCall::Accept4,
         SystemCall::GetSockName,
         SystemCall::GetPeerName,
         SystemCall::GetSockOpt,
@@ -93,6 +99,8 @@ impl SystemCall {
             SystemCall::Connect => libc::SYS_connect,
             SystemCall::Bind => libc::SYS_bind,
             SystemCall::Listen => libc::SYS_listen,
+            SystemCall::Accept => libc::SYS_accept,
+            SystemCall::Accept4 => libc::SYS_accept4,
             SystemCall::GetSockName => libc::SYS_getsockname,
             SystemCall::GetPeerName => libc::SYS_getpeername,
             SystemCall::GetSockOpt => libc::SYS_getsockopt,

@@ -106,7 +106,12 @@ impl Attempt<'_> {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
-        let socket = new_socket(family)?;
+        let socket = match new_socket(family) {
+            Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
+                return self.without_inet(address);
+            }
+            socket => socket?,
+        };
         match rustix::net::connect(&socket, &address) {
             Ok(()) => return Ok(socket),
             Err(Errno::INPROGRESS | Errno::INTR) => {}
@@ -117,6 +122,20 @@ impl Attempt<'_> {
         }
         rustix::net::sockopt::socket_error(&socket)??;
         Ok(socket)
+    }
+
+    /// In a kernel without TCP: what listens under `ringdown-agent run`.
+    fn without_inet(&self, address: SocketAddr) -> io::Result<OwnedFd> {
+        if !address.ip().is_loopback() {
+            return Err(Errno::NETUNREACH.into());
+        }
+        for name in crate::transparent::loopback::names_at(address)? {
+            match self.unix(&name) {
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                result => return result,
+            }
+        }
+        Err(Errno::CONNREFUSED.into())
     }
 
     /// Waits until then for a socket to be connected: whether it is. The host's end is an error; what it says stays for the program.
@@ -264,6 +283,27 @@ mod tests {
         assert_eq!(SocketAddr::try_from(reached.unwrap()).unwrap(), answering);
         let error = attempt.first_of(&[silent, silent]).unwrap_err();
         assert_eq!(error.kind(), TimedOut, "{error}");
+    }
+
+    #[test]
+    fn without_tcp_a_program_is_reached_at_the_name_of_its_address() {
+        let (listener, at) =
+            crate::transparent::loopback::bound("0.0.0.0:0".parse().unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let (host, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let attempt = Attempt {
+            host: &host.into(),
+            deadline: Instant::now() + Duration::from_secs(1),
+        };
+        let port = at.port();
+        attempt.without_inet(([127, 0, 0, 1], port).into()).unwrap();
+        let foreign = attempt.without_inet(([192, 0, 2, 1], port).into());
+        let unreachable = Errno::NETUNREACH.raw_os_error();
+        assert_eq!(foreign.unwrap_err().raw_os_error(), Some(unreachable));
+        drop(listener);
+        let refused = attempt.without_inet(([127, 0, 0, 1], port).into());
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]

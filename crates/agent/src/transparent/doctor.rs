@@ -197,7 +197,7 @@ fn own_tcp() -> String {
         .collect();
     match found.is_empty() {
         false => format!("{}: servers, and the guest's loopback", found.join(", ")),
-        true => "no: this kernel has no TCP, so programs are clients only".to_owned(),
+        true => "AF_UNIX in its place, as this kernel has no INET: servers, and the guest's loopback for programs of `run`".to_owned(),
     }
 }
 

@@ -66,6 +66,8 @@ pub(crate) enum Progress {
     Spent,
     /// It is a socket of the guest's own kernel, for its loopback.
     Local,
+    /// It has an address of the guest's own, in a kernel without TCP, and perhaps listens.
+    Bound,
 }
 
 impl Socket {

@@ -24,6 +24,7 @@ use crate::share::Places;
 mod connect;
 mod datagram;
 mod options;
+mod own;
 
 /// So many calls may wait at once for the host, or for an answer to a question; of a user alone, 544. Further ones fail with `EAGAIN`.
 const MAX_WAITING: usize = if cfg!(test) { 256 } else { 2048 };
@@ -62,6 +63,10 @@ pub(crate) struct Supervisor {
     /// Where datagram sockets of the kernel's own come from, if there are such.
     datagrams: Option<Datagrams>,
     waiting: Arc<Places>,
+    /// Whether the kernel has TCP. Otherwise [`loopback`](super::loopback) is in its place.
+    has_tcp: bool,
+    /// Held while a call at a listener is taken.
+    accepting: Mutex<()>,
     is_verbose: bool,
 }
 
@@ -74,6 +79,7 @@ impl Supervisor {
         listener: Listener,
         way: Box<dyn Way>,
         datagrams: Option<(Datagrams, Vec<OwnedFd>)>,
+        has_tcp: bool,
         is_verbose: bool,
     ) -> io::Result<Supervisor> {
         let sockets = Arc::default();
@@ -88,6 +94,8 @@ impl Supervisor {
             sockets,
             names,
             waiting: Places::new(MAX_WAITING),
+            has_tcp,
+            accepting: Mutex::default(),
             is_verbose,
         })
     }
@@ -107,6 +115,7 @@ impl Supervisor {
             SystemCall::Connect => self.connect(&call),
             SystemCall::Bind => self.bind(&call),
             SystemCall::Listen => self.listen(&call),
+            SystemCall::Accept | SystemCall::Accept4 => self.accept(&call),
             SystemCall::GetSockName | SystemCall::GetPeerName => self.name(&call),
             SystemCall::GetSockOpt => self.get_option(&call),
             SystemCall::SetSockOpt => self.set_option(&call),

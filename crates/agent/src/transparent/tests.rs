@@ -153,7 +153,7 @@ fn run(part: &str) -> (String, Vec<String>) {
 }
 
 fn run_by(part: &str, announces: bool) -> (String, Vec<String>) {
-    let (said, asked, _) = run_with(part, announces, None);
+    let (said, asked, _) = run_with(part, announces, None, true);
     (said, asked)
 }
 
@@ -161,6 +161,7 @@ fn run_with(
     part: &str,
     announces: bool,
     datagrams: Option<(Datagrams, Vec<OwnedFd>)>,
+    has_tcp: bool,
 ) -> (String, Vec<String>, Arc<AtomicUsize>) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("egress");
@@ -184,9 +185,9 @@ fn run_with(
         ])
         .env(PART, part)
         .stdout(Stdio::piped());
-    let supervision = supervision(datagrams.is_none());
+    let supervision = supervision(datagrams.is_none(), has_tcp);
     let (child, listener) = supervise::spawn(command, &supervision).unwrap();
-    let supervisor = Supervisor::new(listener, Box::new(way), datagrams, false).unwrap();
+    let supervisor = Supervisor::new(listener, Box::new(way), datagrams, has_tcp, false).unwrap();
     let supervisor = Arc::new(supervisor);
     std::thread::spawn(move || supervisor.run());
     let output = child.wait_with_output().unwrap();
@@ -396,7 +397,7 @@ fn gives_up_part() -> String {
 
 #[test]
 fn a_program_that_gives_up_ends_its_call() {
-    let (said, _, ended) = run_with("gives up", true, None);
+    let (said, _, ended) = run_with("gives up", true, None, true);
     assert_eq!(said, format!("{:?}", Err::<(), _>(Errno::INPROGRESS)));
     let until = Instant::now() + Duration::from_secs(20);
     while ended.load(Ordering::Relaxed) == 0 {
@@ -436,13 +437,20 @@ fn loopback_part() -> String {
         let mut stream = TcpStream::connect(address).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), address);
         stream.write_all(b"inside").unwrap();
+        stream.local_addr().unwrap()
     });
     let (mut stream, from) = listener.accept().unwrap();
     assert!(from.ip().is_loopback());
+    assert_eq!(stream.local_addr().unwrap(), address);
+    assert_eq!(stream.peer_addr().unwrap(), from);
+    set_tcp_nodelay(&stream, true).unwrap();
     bind_with_options();
     let mut words = String::new();
     stream.read_to_string(&mut words).unwrap();
-    caller.join().unwrap();
+    assert_eq!(caller.join().unwrap(), from);
+    listener.set_nonblocking(true).unwrap();
+    let error = listener.accept().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
     drop(listener);
     let error = TcpStream::connect(address).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
@@ -545,7 +553,7 @@ fn is_root() -> bool {
 fn a_socket_is_its_users_own() {
     if is_root() {
         assert_eq!(run("owners").0, "4242 4242 4242 4242");
-        let said = run_with("owners", false, namespace()).0;
+        let said = run_with("owners", false, namespace(), true).0;
         assert_eq!(said, "4242 4242 4242 4242");
     }
 }
@@ -606,7 +614,7 @@ fn a_user_that_asks_without_end_takes_no_place_of_anothers_questions() {
         return;
     }
     if let Some(datagrams) = namespace() {
-        assert_eq!(run_with("flood", false, Some(datagrams)).0, "done");
+        assert_eq!(run_with("flood", false, Some(datagrams), true).0, "done");
     }
 }
 
@@ -630,6 +638,13 @@ fn a_program_in_another_network_namespace_has_that_network_only() {
         let (said, asked) = run("elsewhere");
         assert_eq!((&*said, asked.len()), ("done", 0));
     }
+}
+
+#[test]
+fn the_guests_own_loopback_needs_no_tcp_of_the_kernel() {
+    let (said, asked, _) = run_with("loopback", false, None, false);
+    assert_eq!(said, "inside");
+    assert_eq!(asked, [""; 0]);
 }
 
 /// A question for the addresses of `a.example`.
@@ -801,7 +816,7 @@ fn kernels_datagrams_part() -> String {
 #[test]
 fn datagrams_of_the_kernel_need_no_help() {
     if let Some(datagrams) = namespace() {
-        let (said, _, _) = run_with("kernel's datagrams", false, Some(datagrams));
+        let (said, _, _) = run_with("kernel's datagrams", false, Some(datagrams), true);
         assert_eq!(said, "inside 2");
     }
 }

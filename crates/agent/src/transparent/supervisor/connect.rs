@@ -25,15 +25,15 @@ use super::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
 
 /// A stream that is to be connected.
-struct Dial {
-    socket: OwnedFd,
-    number: u64,
+pub(super) struct Dial {
+    pub(super) socket: OwnedFd,
+    pub(super) number: u64,
     family: Family,
     /// How far it had come before.
     progress: Progress,
     /// How far it has come if the call fails.
     failed: Progress,
-    to: SocketAddr,
+    pub(super) to: SocketAddr,
 }
 
 /// What has become of a call.
@@ -87,7 +87,7 @@ impl Supervisor {
             Progress::Connecting => return Err(Errno::ALREADY),
             Progress::Connected => return Err(Errno::ISCONN),
             Progress::Local if is_of_guest(to.ip()) => return Ok(Outcome::Kernel),
-            Progress::New | Progress::Spent | Progress::Local => {}
+            Progress::New | Progress::Spent | Progress::Local | Progress::Bound => {}
         }
         let is_kernels = is_of_guest(to.ip()) && to.port() != DNS_PORT;
         if !is_kernels {
@@ -102,6 +102,9 @@ impl Supervisor {
             failed: Progress::Spent,
             to,
         };
+        if is_kernels && !self.has_tcp {
+            return self.wait_apart(call, move |own, call| own.dial_own(call, &mut dial));
+        }
         if is_kernels {
             let own = kernel_socket(family).map_err(|_| Errno::CONNREFUSED)?;
             self.replace(call, &mut dial, own, Progress::Local)?;
@@ -279,7 +282,7 @@ impl Supervisor {
     }
 
     /// Puts another socket into the place of the program's, at each of the process's descriptors of it, with its mode and its options.
-    fn replace(
+    pub(super) fn replace(
         &self,
         call: &PendingCall,
         dial: &mut Dial,
@@ -347,6 +350,9 @@ impl Supervisor {
             failed: Progress::Spent,
             to,
         };
+        if !self.has_tcp {
+            return self.bind_own(call, &mut dial);
+        }
         let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
         self.replace(call, &mut dial, own, Progress::Local)?;
         // With the program's rights, not those of this process.
@@ -362,7 +368,7 @@ impl Supervisor {
             return Ok(Outcome::Kernel);
         };
         match progress {
-            Progress::Local => return Ok(Outcome::Kernel),
+            Progress::Local | Progress::Bound => return Ok(Outcome::Kernel),
             Progress::New | Progress::Spent => {}
             Progress::Connecting | Progress::Connected => return Err(Errno::INVAL),
         }
@@ -374,6 +380,10 @@ impl Supervisor {
             failed: Progress::Spent,
             to: family.unspecified(),
         };
+        if !self.has_tcp {
+            self.bind_own(call, &mut dial)?;
+            return Ok(Outcome::Kernel);
+        }
         let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
         self.replace(call, &mut dial, own, Progress::Local)?;
         Ok(Outcome::Kernel)
