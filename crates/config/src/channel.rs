@@ -27,23 +27,17 @@ const MAX_BYTES_BOUNDS: std::ops::RangeInclusive<u64> = 4096..=1 << 40;
 
 const TARGETS: [&str; 3] = ["to", "command", "install-log"];
 
-/// How the daemon and a VMM meet for a virtio-serial port, as a person wrote it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ChardevRequest {
-    /// The daemon listens and the VMM connects; without a path, in the runtime directory.
-    Listen(Option<PathBuf>),
-    /// The VMM listens at this path.
-    Connect(PathBuf),
-}
-
 /// How the daemon and a VMM meet for a virtio-serial port.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Chardev {
+pub enum Chardev<P = PathBuf> {
     /// The daemon listens here, and the VMM connects again whenever the connection is lost.
-    Listen(PathBuf),
+    Listen(P),
     /// The VMM listens here, and the daemon connects again.
     Connect(PathBuf),
 }
+
+/// The same as a person wrote it: without a path, the daemon listens in the runtime directory.
+pub type ChardevRequest = Chardev<Option<PathBuf>>;
 
 /// A virtio-serial port of a VM that is a pipe to something of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,23 +92,6 @@ impl fmt::Display for ChannelTarget {
 }
 
 impl ChardevRequest {
-    /// Of two ways to meet, the one that was written.
-    ///
-    /// # Errors
-    /// [`InputError::Pointless`] when both were.
-    pub fn one_of(
-        listening: Option<ChardevRequest>,
-        connecting: Option<ChardevRequest>,
-    ) -> Result<Option<ChardevRequest>, InputError> {
-        if listening.is_some() && connecting.is_some() {
-            return Err(InputError::Pointless {
-                key: "serial-connect",
-                beside: "beside \"serial\": either the VMM connects to a socket of Ringdown's, or Ringdown to one of the VMM's",
-            });
-        }
-        Ok(listening.or(connecting))
-    }
-
     /// What was meant, with the default for what was left open.
     pub fn or_at(&self, default: impl FnOnce() -> PathBuf) -> Chardev {
         match self {
@@ -130,11 +107,6 @@ impl Chardev {
         match self {
             Chardev::Listen(path) | Chardev::Connect(path) => path,
         }
-    }
-
-    /// Whether it is the daemon that listens.
-    pub fn is_ours(&self) -> bool {
-        matches!(self, Chardev::Listen(_))
     }
 }
 

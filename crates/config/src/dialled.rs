@@ -1,7 +1,7 @@
 //! Sockets of VMMs that the daemon calls, each of which belongs to one VM, by whatever path its directory is named.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::input::InputError;
 use crate::line::LineSpec;
@@ -68,14 +68,13 @@ fn find_shared(
 
 /// The sockets of a VM that the daemon calls.
 fn dialled(line: &LineSpec) -> impl Iterator<Item = &Path> {
-    let chardevs = line.serial.iter();
-    let chardevs = chardevs.chain(line.channels.iter().map(|channel| &channel.chardev));
+    let channels = line.channels.iter().map(|channel| &channel.chardev);
+    let chardevs = line.serial().into_iter().chain(channels);
     let called = chardevs.filter_map(|chardev| match chardev {
-        Chardev::Connect(path) => Some(path),
+        Chardev::Connect(path) => Some(path.as_path()),
         Chardev::Listen(_) => None,
     });
-    let called = called.chain(&line.hybrid).chain(&line.qmp);
-    called.map(PathBuf::as_path)
+    called.chain(line.hybrid()).chain(line.qmp.as_deref())
 }
 
 /// Whose a place is.
@@ -119,7 +118,7 @@ impl Taken {
                 };
                 taken.add(place, Owner::Vm(vm.clone()));
             }
-            let stem = line.hybrid.as_ref().unwrap_or(&line.host);
+            let stem = line.hybrid().unwrap_or(&line.host);
             taken.stems.insert(place(stem), vm);
         }
         taken

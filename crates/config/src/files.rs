@@ -14,8 +14,8 @@ use crate::listeners::{Spoken, leads_to, listener};
 use crate::places::{Place, place, stem_and_port};
 use crate::settings::Settings;
 use crate::{
-    ChannelTarget, Chardev, Config, ConfigError, Plan, Publish, PublishListen, Service,
-    ServiceTarget, Written, refuse,
+    ChannelTarget, Config, ConfigError, Plan, Publish, PublishListen, Service, ServiceTarget,
+    Written, refuse,
 };
 
 /// Refuses channels whose file, or the file that it becomes when it is full, is another channel's, the audit's, or one that the daemon reads.
@@ -190,22 +190,11 @@ impl OwnSockets {
 
     fn add_line(&mut self, line: &LineSpec) {
         let owner = format!("VM {:?}", line.full_name());
-        let chardevs = line.serial.iter();
-        let chardevs = chardevs.chain(line.channels.iter().map(|channel| &channel.chardev));
-        let met = chardevs.map(Chardev::path);
-        let listens = line.channels.iter().filter_map(|of| of.listens_at());
-        let ports = line.ports.iter().map(|port| port.socket.as_path());
-        let of_vmm = line.vhost_user.iter().chain(&line.hybrid).chain(&line.qmp);
-        for path in met
-            .chain(listens)
-            .chain(ports)
-            .chain(of_vmm.map(PathBuf::as_path))
-        {
+        for path in line.sockets() {
             self.add(path, &owner);
         }
-        self.add(&line.host, &owner);
         self.add(&wire::connect::seqpacket_path(&line.host), &owner);
-        if let Some(stem) = &line.hybrid {
+        if let Some(stem) = line.hybrid() {
             self.stems
                 .claim_with(stem, inode_that_counts(stem), &owner)
                 .ok();

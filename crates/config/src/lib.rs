@@ -63,7 +63,7 @@ pub use error::ConfigError;
 use error::refuse;
 pub use file::{MAX_FILE_LEN, parse_file, read_file};
 pub use hosts::{Hosts, ListedAddress, MAX_ADDRESSES, MAX_HOSTS};
-pub use line::LineSpec;
+pub use line::{LineSpec, VmmSocket};
 pub use members::parse_vm_members;
 pub use network::{
     AddressRequest, DEFAULT_MTU, MAX_NETWORKS, MAX_POOL_ADDRESSES, MTU_BOUNDS, NetworkRequest,

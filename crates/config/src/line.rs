@@ -7,6 +7,50 @@ use vsock::Limits;
 use crate::net::PortSpec;
 use crate::{Channel, Chardev, PortRequest, WindowsSpec, full_name};
 
+/// Where the daemon and a VMM meet for a VM's line, which is the line's kind. `P` is a path that a person may leave open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VmmSocket<P = PathBuf> {
+    /// The vhost-user socket, where the VMM connects.
+    Vsock(P),
+    /// The socket of a VMM that has a vsock device of its own, and the stem of the sockets at which that VMM calls.
+    Hybrid(PathBuf),
+    /// The virtio-serial port of the agent, of a guest that has no vsock.
+    Serial(Chardev<P>),
+}
+
+impl VmmSocket<Option<PathBuf>> {
+    /// What was meant: a socket that was left open has this suffix.
+    pub(crate) fn or_at(&self, default: impl FnOnce(&str) -> PathBuf) -> VmmSocket {
+        match self {
+            VmmSocket::Vsock(path) => {
+                VmmSocket::Vsock(path.clone().unwrap_or_else(|| default("vhost")))
+            }
+            VmmSocket::Hybrid(path) => VmmSocket::Hybrid(path.clone()),
+            VmmSocket::Serial(chardev) => VmmSocket::Serial(chardev.or_at(|| default("serial"))),
+        }
+    }
+}
+
+impl VmmSocket {
+    /// Its socket, whoever listens there.
+    pub fn path(&self) -> &Path {
+        match self {
+            VmmSocket::Vsock(path) | VmmSocket::Hybrid(path) => path,
+            VmmSocket::Serial(chardev) => chardev.path(),
+        }
+    }
+
+    /// The key that says it.
+    pub(crate) fn key(&self) -> &'static str {
+        match self {
+            VmmSocket::Vsock(_) => "vhost-user",
+            VmmSocket::Hybrid(_) => "hybrid",
+            VmmSocket::Serial(Chardev::Listen(_)) => "serial",
+            VmmSocket::Serial(Chardev::Connect(_)) => "serial-connect",
+        }
+    }
+}
+
 /// Everything that the worker must know to open the line of one VM. It has been validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LineSpec {
@@ -22,13 +66,8 @@ pub struct LineSpec {
     pub own_groups: Vec<String>,
     /// Context identifier of the guest, of which there is one in its domain.
     pub cid: u32,
-    /// Where the VMM connects: the vhost-user socket. A hybrid VM, whose VMM has a vsock device of its own, has none.
-    pub vhost_user: Option<PathBuf>,
-    /// How the VMM and the daemon meet for the virtio-serial port of the agent: of a VM whose guest has no vsock, instead of the
-    /// vhost-user socket.
-    pub serial: Option<Chardev>,
-    /// The socket of the VMM of a hybrid VM, and the stem of the sockets at which that VMM calls.
-    pub hybrid: Option<PathBuf>,
+    /// Where its VMM is met.
+    pub vmm: VmmSocket,
     /// Where programs of the host connect, and the stem of the sockets that the guest's dials reach if it is no hybrid VM.
     pub host: PathBuf,
     /// The VM's other virtio-serial ports.
@@ -46,17 +85,28 @@ pub struct LineSpec {
 }
 
 impl LineSpec {
-    /// Whether its VMM has a vsock device of its own.
-    pub fn is_hybrid(&self) -> bool {
-        self.hybrid.is_some()
+    /// The socket of its VMM, if that has a vsock device of its own.
+    pub fn hybrid(&self) -> Option<&Path> {
+        match &self.vmm {
+            VmmSocket::Hybrid(path) => Some(path),
+            _ => None,
+        }
+    }
+
+    /// How the daemon and its VMM meet for the virtio-serial port of the agent, if the line is one.
+    pub fn serial(&self) -> Option<&Chardev> {
+        match &self.vmm {
+            VmmSocket::Serial(chardev) => Some(chardev),
+            _ => None,
+        }
     }
 
     /// The kind of its line, if its guest can call its host alone.
     pub fn host_only_kind(&self) -> Option<&'static str> {
-        match () {
-            () if self.serial.is_some() => Some("serial"),
-            () if self.is_hybrid() => Some("hybrid"),
-            () => None,
+        match self.vmm {
+            VmmSocket::Vsock(_) => None,
+            VmmSocket::Hybrid(_) => Some("hybrid"),
+            VmmSocket::Serial(_) => Some("serial"),
         }
     }
 
@@ -69,9 +119,7 @@ impl LineSpec {
     /// Those of its sockets that are not of a port in a network.
     pub fn own_sockets(&self) -> impl Iterator<Item = &Path> {
         let own = [
-            self.vhost_user.as_deref(),
-            self.serial.as_ref().map(Chardev::path),
-            self.hybrid.as_deref(),
+            Some(self.vmm.path()),
             Some(self.host.as_path()),
             self.qmp.as_deref(),
         ];

@@ -14,7 +14,7 @@ use networks::PlannedNetwork;
 use ports::PortRefusal;
 
 use crate::input::{InputError, check_socket_path, nearest_full_name};
-use crate::line::LineSpec;
+use crate::line::{LineSpec, VmmSocket};
 use crate::{
     Addresses, Channel, Chardev, ChardevRequest, Cids, Config, ConfigError, GroupRequest,
     MAX_WINDOWS_OF_ALL, StateError, VmRequest, WindowsSpec, full_name, refuse,
@@ -266,28 +266,16 @@ impl Plan {
         let Some(line) = self.lines.get(&full_name) else {
             return Ok(());
         };
-        let sockets = self.sockets(request)?;
-        let vhost_user = &sockets.vhost_user;
-        let kinds = [
-            ("serial", sockets.serial.is_some(), line.serial.is_some()),
-            ("hybrid", request.hybrid.is_some(), line.is_hybrid()),
-        ];
-        if let Some((key, ..)) = kinds.into_iter().find(|(_, now, then)| now != then) {
-            let vm = full_name;
-            return Err(InputError::Fixed { key, vm });
-        }
+        let (vmm, host) = self.sockets(request);
+        let is_serial = |of: &VmmSocket| matches!(of, VmmSocket::Serial(_));
+        let is_hybrid = |of: &VmmSocket| matches!(of, VmmSocket::Hybrid(_));
+        let was = &line.vmm;
         let fixed = [
+            ("serial", is_serial(&vmm) == is_serial(was)),
+            ("hybrid", is_hybrid(&vmm) == is_hybrid(was)),
             ("cid", request.cid.is_none_or(|cid| cid == line.cid)),
-            ("vhost-user", *vhost_user == line.vhost_user),
-            (
-                match line.serial {
-                    Some(Chardev::Connect(_)) => "serial-connect",
-                    _ => "serial",
-                },
-                sockets.serial == line.serial,
-            ),
-            ("hybrid", sockets.hybrid == line.hybrid),
-            ("host", sockets.host == line.host),
+            (was.key(), vmm == *was),
+            ("host", host == line.host),
             ("channel", self.channels(request) == line.channels),
             ("windows", request.windows == line.windows),
             ("qmp", request.qmp == line.qmp),
@@ -312,18 +300,18 @@ impl Plan {
     /// Checks that no path of a VM is another's, or another of its own.
     fn unowned_paths(
         &self,
-        sockets: &Sockets,
+        (vmm, host): (&VmmSocket, &Path),
         channels: &[Channel<Chardev>],
         qmp: Option<&Path>,
     ) -> Result<(), InputError> {
+        let met = match vmm {
+            VmmSocket::Vsock(_) => "this VM's vhost-user socket",
+            VmmSocket::Hybrid(_) => "the socket of this VM's VMM",
+            VmmSocket::Serial(_) => "this VM's serial socket",
+        };
         let own = [
-            ("this VM's vhost-user socket", sockets.vhost_user.as_deref()),
-            (
-                "this VM's serial socket",
-                sockets.serial.as_ref().map(Chardev::path),
-            ),
-            ("the socket of this VM's VMM", sockets.hybrid.as_deref()),
-            ("this VM's host socket", Some(sockets.host.as_path())),
+            (met, Some(vmm.path())),
+            ("this VM's host socket", Some(host)),
             ("this VM's control socket of QEMU", qmp),
         ];
         let of_channels = channels.iter().flat_map(|channel| {
@@ -366,17 +354,11 @@ impl Plan {
             Some(cid) => self.unowned_cid(&domain, cid)?,
             None => self.free_cid(&domain, &name, asked_for),
         };
-        let sockets = self.sockets(request)?;
+        let (vmm, host) = self.sockets(request);
         let channels = self.channels(request);
         let (windows, qmp) = request.windows()?;
         self.check_window_count(windows)?;
-        self.unowned_paths(&sockets, &channels, qmp.as_deref())?;
-        let Sockets {
-            vhost_user,
-            serial,
-            hybrid,
-            host,
-        } = sockets;
+        self.unowned_paths((&vmm, &host), &channels, qmp.as_deref())?;
         let lines = &self.lines;
         let in_use = |domain: &str, name: &str| lines.contains_key(&full_name(domain, name));
         self.cids.remember(&domain, &name, cid, in_use);
@@ -387,9 +369,7 @@ impl Plan {
             groups: request.groups.clone(),
             own_groups: request.groups.clone(),
             cid,
-            vhost_user,
-            serial,
-            hybrid,
+            vmm,
             host,
             channels,
             port_requests: request.ports.clone(),
@@ -410,45 +390,11 @@ impl Plan {
         Ok(())
     }
 
-    /// The socket for the VMM, unless it has its own, and the one for programs of the host.
-    fn sockets(&self, request: &VmRequest) -> Result<Sockets, InputError> {
-        let vhost_user = request.vhost_user.clone();
-        let host = request.host.clone();
-        let host = host.unwrap_or_else(|| self.default_path(request, "sock"));
-        if let Some(hybrid) = request.hybrid.clone() {
-            let given = [
-                ("vhost-user", vhost_user.is_some()),
-                ("serial", request.serial.is_some()),
-            ];
-            return match given.into_iter().find(|(_, is_given)| *is_given) {
-                Some((key, _)) => Err(InputError::BesideHybrid { key }),
-                None => Ok(Sockets {
-                    vhost_user: None,
-                    serial: None,
-                    hybrid: Some(hybrid),
-                    host,
-                }),
-            };
-        }
-        if let Some(serial) = &request.serial {
-            if vhost_user.is_some() {
-                let key = "vhost-user";
-                return Err(InputError::BesideSerial { key });
-            }
-            return Ok(Sockets {
-                vhost_user: None,
-                serial: Some(serial.or_at(|| self.default_path(request, "serial"))),
-                hybrid: None,
-                host,
-            });
-        }
-        let vhost_user = vhost_user.unwrap_or_else(|| self.default_path(request, "vhost"));
-        Ok(Sockets {
-            vhost_user: Some(vhost_user),
-            serial: None,
-            hybrid: None,
-            host,
-        })
+    /// Where the VMM is met, and the socket for programs of the host.
+    fn sockets(&self, request: &VmRequest) -> (VmmSocket, PathBuf) {
+        let default = |suffix: &str| self.default_path(request, suffix);
+        let host = request.host.clone().unwrap_or_else(|| default("sock"));
+        (request.vmm.or_at(default), host)
     }
 
     /// The channels, each with its socket for the VMM: `web.org.example.log.channel` when nothing else is said.
@@ -537,14 +483,6 @@ impl Plan {
             None => Ok(()),
         }
     }
-}
-
-/// Where a VM is reached.
-struct Sockets {
-    vhost_user: Option<PathBuf>,
-    serial: Option<Chardev>,
-    hybrid: Option<PathBuf>,
-    host: PathBuf,
 }
 
 /// What a configuration changes of a plan.

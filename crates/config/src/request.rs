@@ -7,6 +7,7 @@ use vsock::Limits;
 
 use crate::channel::{Channel, ChardevRequest};
 use crate::input::InputError;
+use crate::line::VmmSocket;
 use crate::port::PortRequest;
 use crate::windows::WindowsSpec;
 
@@ -23,14 +24,10 @@ pub struct VmRequest {
     pub groups: Vec<String>,
     /// Context identifier; `None` asks for the one that this name had before, or the lowest free one from 3 up.
     pub cid: Option<u32>,
-    /// The vhost-user socket; `None` asks for `NAME.vhost` in the runtime directory.
-    pub vhost_user: Option<PathBuf>,
+    /// Where its VMM is met; `None` asks for `NAME.vhost` or `NAME.serial` in the runtime directory.
+    pub vmm: VmmSocket<Option<PathBuf>>,
     /// The host socket; `None` asks for `NAME.sock` in the runtime directory.
     pub host: Option<PathBuf>,
-    /// The socket of a VMM that has a vsock device of its own, instead of both of the above.
-    pub hybrid: Option<PathBuf>,
-    /// How its VMM and the daemon meet for the virtio-serial port of its agent, instead of the vhost-user socket.
-    pub serial: Option<ChardevRequest>,
     /// Its other virtio-serial ports, at most [`MAX_CHANNELS`], each name once.
     pub channels: Vec<Channel<ChardevRequest>>,
     /// Its ports in networks, at most [`MAX_NETS`], each network once.
@@ -52,10 +49,8 @@ impl VmRequest {
             aliases: Vec::new(),
             groups: Vec::new(),
             cid: None,
-            vhost_user: None,
+            vmm: VmmSocket::Vsock(None),
             host: None,
-            hybrid: None,
-            serial: None,
             channels: Vec::new(),
             ports: Vec::new(),
             windows: None,
@@ -71,17 +66,14 @@ impl VmRequest {
 
     /// Its windows and QEMU's control socket, if they have a meaning together and beside its kind of line.
     pub(crate) fn windows(&self) -> Result<(Option<WindowsSpec>, Option<PathBuf>), InputError> {
-        if self.windows.is_some() && self.serial.is_some() {
-            return Err(InputError::BesideSerial { key: "windows" });
+        let key = "windows";
+        match (self.windows, &self.vmm) {
+            (Some(_), VmmSocket::Serial(_)) => Err(InputError::BesideSerial { key }),
+            // The VMM does not say which port of its guest calls, so the agent's words cannot be told from those of any program.
+            (Some(_), VmmSocket::Hybrid(_)) => Err(InputError::BesideHybrid { key }),
+            (None, _) if self.qmp.is_some() => Err(InputError::QmpWithoutWindows),
+            (windows, _) => Ok((windows, self.qmp.clone())),
         }
-        // The VMM does not say which port of its guest calls, so the agent's words cannot be told from those of any program.
-        if self.windows.is_some() && self.hybrid.is_some() {
-            return Err(InputError::BesideHybrid { key: "windows" });
-        }
-        if self.windows.is_none() && self.qmp.is_some() {
-            return Err(InputError::QmpWithoutWindows);
-        }
-        Ok((self.windows, self.qmp.clone()))
     }
 }
 
@@ -108,11 +100,10 @@ mod tests {
         assert_eq!(request.windows(), Err(InputError::QmpWithoutWindows));
         request.windows = Some(parse_windows("4x16M").unwrap());
         request.windows().unwrap();
-        request.hybrid = Some("/run/v.sock".into());
+        request.vmm = VmmSocket::Hybrid("/run/v.sock".into());
         let refused = request.windows();
         assert_eq!(refused, Err(InputError::BesideHybrid { key: "windows" }));
-        request.hybrid = None;
-        request.serial = Some(ChardevRequest::Listen(None));
+        request.vmm = VmmSocket::Serial(ChardevRequest::Listen(None));
         assert_eq!(
             request.windows(),
             Err(InputError::BesideSerial { key: "windows" })

@@ -102,7 +102,7 @@ fn a_file_says_everything_that_can_be_said() {
     assert_eq!(config.spin, Some(Duration::from_millis(1)));
     let web = VmRequest {
         cid: Some(16),
-        vhost_user: Some("/run/web.vhost".into()),
+        vmm: VmmSocket::Vsock(Some("/run/web.vhost".into())),
         host: Some("/etc/ringdown/web.sock".into()),
         limits: Limits {
             circuits: 1000,
@@ -348,7 +348,8 @@ fn options_say_what_the_file_says() {
     let found = vm("name=web,cid=7,vhost-user=v,,1,host=/h=1").unwrap();
     assert_eq!(found.name, "web");
     assert_eq!(found.cid, Some(7));
-    assert_eq!(found.vhost_user.as_deref(), Some(Path::new("/srv/v,1")));
+    let vhost_user = VmmSocket::Vsock(Some("/srv/v,1".into()));
+    assert_eq!(found.vmm, vhost_user);
     assert_eq!(found.host.as_deref(), Some(Path::new("/h=1")));
     let text = "from=*,to=*,port=*";
     let any = parse_allow_option(text).unwrap().value;
@@ -371,7 +372,6 @@ fn a_vm_is_the_same_in_a_file_as_an_option_and_in_a_request() {
         name = "web"
         domain = "red"
         cid = 7
-        vhost-user = "/run/v"
         host = "/run/h"
         serial-connect = "/run/s"
         groups = ["a", "b"]
@@ -385,11 +385,11 @@ fn a_vm_is_the_same_in_a_file_as_an_option_and_in_a_request() {
     for port in &mut in_file.ports {
         port.place = None;
     }
-    let option = "name=web,domain=red,cid=7,vhost-user=/run/v,host=/run/h,serial-connect=/run/s,groups=a+b,aliases=www,\
+    let option = "name=web,domain=red,cid=7,host=/run/h,serial-connect=/run/s,groups=a+b,aliases=www,\
                   networks=lan+dmz,windows=4x16M,qmp=/run/q,limits.circuits=8,limits.half-open-circuits=0";
     assert_eq!(vm(option).unwrap(), in_file);
     let request = serde_json::json!({
-        "name": "web", "domain": "red", "cid": 7, "vhost_user": "/run/v", "host": "/run/h", "serial_connect": "/run/s",
+        "name": "web", "domain": "red", "cid": 7, "host": "/run/h", "serial_connect": "/run/s",
         "groups": ["a", "b"], "aliases": ["www"], "nets": [{ "network": "lan" }, { "network": "dmz" }],
         "windows": "4x16M", "qmp": "/run/q", "limits": { "circuits": 8, "half_open_circuits": 0 },
     });
@@ -420,6 +420,15 @@ fn a_refused_member_is_named() {
     }
     let both = serde_json::json!({ "name": "web", "serial": true, "serial_connect": "/s" });
     assert_eq!(parse_vm_members(&both).unwrap_err().place, "serial_connect");
+    for (other, beside) in [
+        ("vhost_user", "serial"),
+        ("vhost_user", "hybrid"),
+        ("serial", "hybrid"),
+        ("serial_connect", "hybrid"),
+    ] {
+        let both = serde_json::json!({ "name": "web", other: "/a", beside: "/b" });
+        assert_eq!(parse_vm_members(&both).unwrap_err().place, other);
+    }
 }
 
 #[test]
@@ -537,8 +546,8 @@ fn a_name_that_had_a_cid_gets_it_again_and_nobody_else_does() {
 fn paths_default_to_the_runtime_directory() {
     let plan = plan(&["name=web"]).unwrap();
     let line = plan.get("web").unwrap();
-    let vhost_user = line.vhost_user.as_deref();
-    assert_eq!(vhost_user, Some(Path::new("/run/ringdown/web.vhost")));
+    let vhost_user = VmmSocket::Vsock("/run/ringdown/web.vhost".into());
+    assert_eq!(line.vmm, vhost_user);
     assert_eq!(line.host, Path::new("/run/ringdown/web.sock"));
 }
 
@@ -546,12 +555,11 @@ fn paths_default_to_the_runtime_directory() {
 fn a_hybrid_vm_has_its_vmms_socket_and_a_host_socket() {
     let plan = plan(&["name=fc,hybrid=fc/v.sock"]).unwrap();
     let line = plan.get("fc").unwrap();
-    assert!(line.is_hybrid());
-    assert_eq!(line.hybrid.as_deref(), Some(Path::new("/srv/fc/v.sock")));
+    assert_eq!(line.hybrid(), Some(Path::new("/srv/fc/v.sock")));
     assert_eq!(line.host, Path::new("/run/ringdown/fc.sock"));
     let file = file("[[vm]]\nname = \"fc\"\nhybrid = \"fc/v.sock\"").unwrap();
     let request = VmRequest {
-        hybrid: Some("/etc/ringdown/fc/v.sock".into()),
+        vmm: VmmSocket::Hybrid("/etc/ringdown/fc/v.sock".into()),
         ..VmRequest::named("fc")
     };
     assert_eq!(file.vms[0].value, request);
@@ -566,34 +574,24 @@ fn a_serial_vm_has_a_port_instead_of_a_vhost_user_socket() {
     ])
     .unwrap();
     let old = plan.get("old").unwrap();
-    assert!(!old.is_hybrid());
-    assert_eq!(old.vhost_user, None);
-    assert_eq!(
-        old.serial,
-        Some(Chardev::Listen("/run/ringdown/old.serial".into()))
-    );
+    let listening = Chardev::Listen("/run/ringdown/old.serial".into());
+    assert_eq!(old.vmm, VmmSocket::Serial(listening));
     assert_eq!(old.host, Path::new("/run/ringdown/old.sock"));
     let at = plan.get("red/at").unwrap();
-    assert_eq!(at.serial, Some(Chardev::Listen("/srv/at.port".into())));
+    assert_eq!(at.serial(), Some(&Chardev::Listen("/srv/at.port".into())));
     let to = plan.get("to").unwrap();
-    assert_eq!(to.serial, Some(Chardev::Connect("/srv/to.port".into())));
+    assert_eq!(to.serial(), Some(&Chardev::Connect("/srv/to.port".into())));
     let text = |serial: &str| format!("[[vm]]\nname = \"old\"\n{serial}");
-    let serial_of = |text: String| file(&text).unwrap().vms[0].value.serial.clone();
-    assert_eq!(serial_of(text("serial = false")), None);
-    assert_eq!(
-        serial_of(text("serial = true")),
-        Some(ChardevRequest::Listen(None))
-    );
-    let path = "/etc/ringdown/x".into();
-    assert_eq!(
-        serial_of(text("serial = \"x\"")),
-        Some(ChardevRequest::Listen(Some(path)))
-    );
-    let path = "/etc/ringdown/x".into();
-    assert_eq!(
-        serial_of(text("serial-connect = \"x\"")),
-        Some(ChardevRequest::Connect(path))
-    );
+    let met = |text: String| file(&text).unwrap().vms[0].value.vmm.clone();
+    let path = || "/etc/ringdown/x".into();
+    assert_eq!(met(text("serial = false")), VmmSocket::Vsock(None));
+    for (written, meant) in [
+        ("serial = true", Chardev::Listen(None)),
+        ("serial = \"x\"", Chardev::Listen(Some(path()))),
+        ("serial-connect = \"x\"", Chardev::Connect(path())),
+    ] {
+        assert_eq!(met(text(written)), VmmSocket::Serial(meant));
+    }
 }
 
 #[test]

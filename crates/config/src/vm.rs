@@ -1,5 +1,7 @@
 //! `[[vm]]` and `[[group]]`.
 
+use std::path::PathBuf;
+
 use toml::de::DeValue;
 use vsock::Limits;
 
@@ -7,7 +9,9 @@ use crate::input::{InputError, check_cid, parse_cid};
 use crate::keys::Keys;
 use crate::limits::{LIMIT_KEYS, LIMIT_MEMBERS, LIMIT_OPTIONS, set, set_in_words};
 use crate::source::{Reading, Source, Table, Value, integer};
-use crate::{ChardevRequest, GroupRequest, VmRequest, WindowsSpec, parse_windows};
+use crate::{
+    Chardev, ChardevRequest, GroupRequest, VmRequest, VmmSocket, WindowsSpec, parse_windows,
+};
 
 impl Source<'_> {
     pub(super) fn vm(&self, table: &Table<'_>) -> Reading<VmRequest> {
@@ -16,9 +20,9 @@ impl Source<'_> {
         let mut request = VmRequest::named("");
         request.domain = keys.domain()?;
         request.cid = keys.read("cid", Source::cid)?;
-        request.vhost_user = keys.read("vhost-user", Source::socket)?;
+        let vhost_user = keys.read("vhost-user", Source::socket)?;
         request.host = keys.read("host", Source::socket)?;
-        request.hybrid = keys.read("hybrid", Source::socket)?;
+        let hybrid = keys.read("hybrid", Source::socket)?;
         let listening = keys.read("serial", Source::serial)?.flatten();
         let connecting = keys.read("serial-connect", Source::socket)?;
         let groups = keys.read("groups", |of, key, value| of.names(key, "a group", value))?;
@@ -39,9 +43,9 @@ impl Source<'_> {
         keys.limits(&mut request.limits)?;
         keys.end()?;
         request.name = keys.required(name, "this [[vm]]", "name", "name = \"web\"")?;
-        let connecting = connecting.map(ChardevRequest::Connect);
-        let serial = ChardevRequest::one_of(listening, connecting);
-        request.serial = keys.refuse_at("serial-connect", serial)?;
+        let vmm = vmm_socket(vhost_user, hybrid, listening, connecting);
+        let refused = |(key, error)| keys.refuse_at(key, Err(error));
+        request.vmm = vmm.or_else(refused)?;
         Ok(request)
     }
 
@@ -143,6 +147,31 @@ impl Source<'_> {
         };
         self.refuse(value.span(), cid)
     }
+}
+
+/// What the keys of which one may be there say together, or the one to blame.
+fn vmm_socket(
+    vhost_user: Option<PathBuf>,
+    hybrid: Option<PathBuf>,
+    listening: Option<ChardevRequest>,
+    connecting: Option<PathBuf>,
+) -> Result<VmmSocket<Option<PathBuf>>, (&'static str, InputError)> {
+    let (vhost, serial) = ("vhost-user", "serial");
+    Err(match (vhost_user, hybrid, listening, connecting) {
+        (path, None, None, None) => return Ok(VmmSocket::Vsock(path)),
+        (None, Some(path), None, None) => return Ok(VmmSocket::Hybrid(path)),
+        (None, None, Some(chardev), None) => return Ok(VmmSocket::Serial(chardev)),
+        (None, None, None, Some(path)) => return Ok(VmmSocket::Serial(Chardev::Connect(path))),
+        (_, _, Some(_), Some(_)) => {
+            let beside = "beside \"serial\": either the VMM connects to a socket of Ringdown's, or Ringdown to one of the VMM's";
+            let key = "serial-connect";
+            (key, InputError::Pointless { key, beside })
+        }
+        (Some(_), Some(_), ..) => (vhost, InputError::BesideHybrid { key: vhost }),
+        (Some(_), None, ..) => (vhost, InputError::BesideSerial { key: vhost }),
+        (None, _, Some(_), _) => (serial, InputError::BesideHybrid { key: serial }),
+        (None, ..) => ("serial-connect", InputError::BesideHybrid { key: serial }),
+    })
 }
 
 impl Keys<'_, '_> {

@@ -6,6 +6,7 @@ mod networks;
 mod why;
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use api::{
     VmWindows,
 };
 use config::limits::members;
-use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest};
+use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest, VmmSocket};
 use device::{CaptureFilter, CaptureOptions};
 use tokio::sync::Mutex;
 
@@ -286,10 +287,15 @@ impl Control {
         let agent = self.readiness.agent(&full_name);
         let state = match line {
             _ if agent.is_some() => VmState::Ready,
-            _ if spec.is_hybrid() => VmState::Joined,
+            _ if spec.hybrid().is_some() => VmState::Joined,
             Some(line) if line.driver_ready => VmState::Booted,
             Some(line) if line.attached => VmState::Attached,
             _ => VmState::Waiting,
+        };
+        let (kind, vhost_user) = match &spec.vmm {
+            VmmSocket::Vsock(path) => (LineKind::Vsock, Some(path.clone())),
+            VmmSocket::Hybrid(_) => (LineKind::Hybrid, None),
+            VmmSocket::Serial(_) => (LineKind::Serial, None),
         };
         VmStatus {
             name: spec.name.clone(),
@@ -297,18 +303,14 @@ impl Control {
             aliases: spec.aliases.clone(),
             groups: spec.groups.clone(),
             cid: spec.cid,
-            kind: match () {
-                () if spec.serial.is_some() => LineKind::Serial,
-                () if spec.is_hybrid() => LineKind::Hybrid,
-                () => LineKind::Vsock,
-            },
+            kind,
             state,
             attached: line.is_some_and(|line| line.attached),
             last_fault: line.and_then(|line| line.last_fault.clone()),
             another_waits: line.is_some_and(|line| line.another_waits),
-            vhost_user: spec.vhost_user.clone(),
-            serial: spec.serial.as_ref().map(chardev),
-            hybrid: spec.hybrid.clone(),
+            vhost_user,
+            serial: spec.serial().map(chardev),
+            hybrid: spec.hybrid().map(Path::to_owned),
             host: spec.host.clone(),
             channels: channels(spec, line),
             nets: networks::ports_of(plan, spec, &known.networks),

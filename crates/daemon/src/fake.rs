@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use config::{Chardev, LineSpec};
+use config::{Chardev, LineSpec, VmmSocket};
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions, SocketFile};
 use policy::ServiceEntry;
 
@@ -208,10 +208,8 @@ impl FakeWorker {
             })
         };
         let mut sockets = Vec::new();
-        let serial = spec.serial.clone().filter(Chardev::is_ours);
-        let vmm = spec.vhost_user.clone();
-        if let Some(path) = vmm.or(serial.map(|serial| serial.path().to_owned())) {
-            sockets.push(listen(&path)?);
+        if let VmmSocket::Vsock(path) | VmmSocket::Serial(Chardev::Listen(path)) = &spec.vmm {
+            sockets.push(listen(path)?);
         }
         sockets.push(listen(&spec.host)?);
         let status = LineStatus {

@@ -11,7 +11,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use config::{Chardev, Config, ConfigError, LineSpec, PlanChange, Settings, StateError};
+use config::{Chardev, Config, ConfigError, LineSpec, PlanChange, Settings, StateError, VmmSocket};
 
 use crate::audit::Audit;
 use crate::capture::Captures;
@@ -230,12 +230,11 @@ impl Parts {
             Chardev::Connect(_) => None,
         };
         let mut sockets = vec![(spec.host.clone(), "host=PATH", true)];
-        let vmm = spec.hybrid.clone();
-        sockets.extend(vmm.map(|path| (path, "hybrid=PATH", false)));
-        let vhost_user = spec.vhost_user.clone();
-        sockets.extend(vhost_user.map(|path| (path, "vhost-user=PATH", true)));
-        let serial = spec.serial.as_ref();
-        sockets.extend(serial.and_then(|of| ours(of, "serial=PATH")));
+        sockets.extend(match &spec.vmm {
+            VmmSocket::Vsock(path) => Some((path.clone(), "vhost-user=PATH", true)),
+            VmmSocket::Hybrid(path) => Some((path.clone(), "hybrid=PATH", false)),
+            VmmSocket::Serial(chardev) => ours(chardev, "serial=PATH"),
+        });
         for channel in &spec.channels {
             sockets.extend(ours(&channel.chardev, "listen = \"PATH\""));
             let listens_at = channel.listens_at();

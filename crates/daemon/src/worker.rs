@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use config::LineSpec;
+use config::{LineSpec, VmmSocket};
 use device::{
     AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, Change, CircuitFilter,
     CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine,
@@ -145,14 +145,46 @@ impl Worker {
         Ok(Some(opened?))
     }
 
-    /// The serial line of a VM, if its guest is reached by one.
-    fn start_serial(&self, spec: &LineSpec) -> Result<Option<SerialLine>, LineError> {
-        let chardev = spec.serial.as_ref();
-        let start = |chardev| {
-            let (orders, unreachable) = (self.orders.clone(), self.unreachable.clone());
-            SerialLine::start(&spec.full_name(), chardev, orders, unreachable)
+    /// A line to open, and what runs beside it from before it is.
+    fn prepare_line(
+        &self,
+        spec: LineSpec,
+    ) -> Result<(NewLine, Option<SerialLine>, Option<VmChannels>), LineError> {
+        let name = spec.full_name();
+        let channels = self.open_channels(&spec)?;
+        let (limits, host) = (spec.limits, spec.host);
+        let address = Address {
+            domain: spec.domain,
+            name: spec.name,
+            cid: spec.cid,
+            groups: spec.groups,
         };
-        Ok(chardev.map(start).transpose()?)
+        let line = match spec.vmm {
+            VmmSocket::Vsock(vhost_user) => NewLine::Rings(LineConfig {
+                address,
+                limits,
+                vhost_user,
+                host,
+            }),
+            VmmSocket::Hybrid(path) => NewLine::Hybrid(HybridConfig {
+                address,
+                limits,
+                path,
+                host,
+            }),
+            VmmSocket::Serial(chardev) => {
+                let (orders, unreachable) = (self.orders.clone(), self.unreachable.clone());
+                let serial = SerialLine::start(&name, &chardev, orders, unreachable)?;
+                let config = SerialConfig {
+                    address,
+                    limits,
+                    host,
+                };
+                let line = NewLine::Serial(config, serial.carrier());
+                return Ok((line, Some(serial), channels));
+            }
+        };
+        Ok((line, None, channels))
     }
 
     /// Goes through all circuits, a slice between two turns. Returns the payload in our keeping of each line, in bytes.
@@ -173,7 +205,7 @@ impl Worker {
     fn change_lines(
         &self,
         change: LineChange,
-        serial: &[Option<SerialLine>],
+        added: Vec<NewLine>,
         commit: Commit,
     ) -> Result<usize, LineFault> {
         let PolicyChange {
@@ -182,11 +214,8 @@ impl Worker {
             aliases,
             enforce_existing,
         } = change.policy;
-        let added = change.added.into_iter().zip(serial);
         let change = Change {
-            added: added
-                .map(|(spec, serial)| new_line(spec, serial.as_ref()))
-                .collect(),
+            added,
             removed: change.removed,
             services: change.services,
             policy,
@@ -212,23 +241,23 @@ impl Worker {
     fn change(
         &self,
         change: LineChange,
-        serial: Vec<Option<SerialLine>>,
-        channels: Vec<Option<VmChannels>>,
+        added: Vec<NewLine>,
+        beside: Vec<(String, Option<SerialLine>, Option<VmChannels>)>,
         commit: Commit,
     ) -> Result<(), LineFault> {
-        let (added, removed) = (change.added.clone(), change.removed.clone());
-        let ended = self.change_lines(change, &serial, commit)?;
+        let removed = change.removed.clone();
+        let ended = self.change_lines(change, added, commit)?;
         if ended > 0 {
             tracing::info!(circuits = ended, "ended what is not allowed any more");
         }
-        for ((spec, serial), channels) in added.iter().zip(serial).zip(channels) {
+        for (vm, serial, channels) in beside {
+            if let Some(channels) = channels {
+                self.channels().by_vm.insert(vm.clone(), channels);
+            }
             if let Some(line) = serial {
                 // Its guest may have answered before there was a line.
                 line.tell_of_guest();
-                self.serial_lines().insert(spec.full_name(), line);
-            }
-            if let Some(channels) = channels {
-                self.channels().by_vm.insert(spec.full_name(), channels);
+                self.serial_lines().insert(vm, line);
             }
         }
         for name in removed {
@@ -241,52 +270,20 @@ impl Worker {
     }
 }
 
-fn new_line(spec: LineSpec, serial: Option<&SerialLine>) -> NewLine {
-    let (limits, host) = (spec.limits, spec.host);
-    let address = Address {
-        domain: spec.domain,
-        name: spec.name,
-        cid: spec.cid,
-        groups: spec.groups,
-    };
-    if let Some(serial) = serial {
-        let config = SerialConfig {
-            address,
-            limits,
-            host,
-        };
-        return NewLine::Serial(config, serial.carrier());
-    }
-    match spec.hybrid {
-        Some(path) => NewLine::Hybrid(HybridConfig {
-            address,
-            limits,
-            path,
-            host,
-        }),
-        None => NewLine::Rings(LineConfig {
-            address,
-            limits,
-            vhost_user: spec.vhost_user.unwrap_or_default(),
-            host,
-        }),
-    }
-}
-
 impl LineWorker for Worker {
-    fn prepare(&self, change: LineChange) -> Result<PreparedLines<'_>, LineFault> {
-        let mut serial = Vec::new();
-        let mut channels = Vec::new();
-        for spec in &change.added {
-            let of_vm = |error| LineFault {
-                vm: Some(spec.full_name()),
+    fn prepare(&self, mut change: LineChange) -> Result<PreparedLines<'_>, LineFault> {
+        let (mut added, mut beside) = (Vec::new(), Vec::new());
+        for spec in std::mem::take(&mut change.added) {
+            let vm = spec.full_name();
+            let (line, serial, channels) = self.prepare_line(spec).map_err(|error| LineFault {
+                vm: Some(vm.clone()),
                 error,
-            };
-            serial.push(self.start_serial(spec).map_err(of_vm)?);
-            channels.push(self.open_channels(spec).map_err(of_vm)?);
+            })?;
+            added.push(line);
+            beside.push((vm, serial, channels));
         }
         Ok(Box::new(move |commit| {
-            self.change(change, serial, channels, commit)
+            self.change(change, added, beside, commit)
         }))
     }
 

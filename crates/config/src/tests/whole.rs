@@ -62,10 +62,7 @@ fn domains_have_names_and_cids_of_their_own() {
     let expected = [("red/db", 4), ("red/web", 3), ("web", 3)];
     assert_eq!(found, expected.map(|(name, cid)| (name.to_owned(), cid)));
     let red = plan.get("red/web").unwrap();
-    assert_eq!(
-        red.vhost_user.as_deref().unwrap(),
-        Path::new("/run/ringdown/red.web.vhost")
-    );
+    assert_eq!(red.vmm.path(), Path::new("/run/ringdown/red.web.vhost"));
     assert_eq!(red.host, Path::new("/run/ringdown/red.web.sock"));
     assert_eq!(plan.get("default/web"), plan.get("web"));
     // A VM of that name in the default domain would have the same sockets.

@@ -205,17 +205,7 @@ fn field_of(error: &ControlError) -> Option<&'static str> {
             InputError::DuplicateName { .. } => Some("name"),
             InputError::DuplicateCid { .. } => Some("cid"),
             InputError::QmpWithoutWindows => Some("qmp"),
-            InputError::BesideHybrid { key } | InputError::BesideSerial { key } => [
-                "vhost_user",
-                "host",
-                "hybrid",
-                "serial",
-                "serial_connect",
-                "windows",
-                "nets",
-            ]
-            .into_iter()
-            .find(|member| member.replace('_', "-") == *key),
+            InputError::BesideHybrid { .. } | InputError::BesideSerial { .. } => Some("windows"),
             InputError::UnknownNetwork { .. } | InputError::NetworkFull { .. } => Some("nets"),
             _ => None,
         },

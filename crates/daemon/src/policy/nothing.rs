@@ -59,7 +59,7 @@ impl Rulebook {
         if let Verdict::Redirect(Redirect::Vm { domain, name, port }) = &rule.verdict {
             let line = self.plan.find(domain, name);
             if let Some(line) =
-                line.filter(|line| line.serial.is_some() && !port.is_some_and(is_own_port))
+                line.filter(|line| line.serial().is_some() && !port.is_some_and(is_own_port))
             {
                 let nothing = format!(
                     "leads to {:?}: {}",
@@ -94,7 +94,7 @@ impl Rulebook {
             CalleePattern::Vms(VmPattern::One { domain, name }) => self.plan.find(domain, name),
             _ => None,
         });
-        let line = to.find(|line| line.serial.is_some() && !opens_the_agent(rule))?;
+        let line = to.find(|line| line.serial().is_some() && !opens_the_agent(rule))?;
         let nothing = format!(
             "opens nothing of {:?}: {}",
             line.full_name(),

@@ -120,7 +120,7 @@ impl Rulebook {
 
     /// Rules that deny hybrid VMs ports of the host at which the daemon does not listen for them.
     pub(super) fn denials_past_the_daemon(&self) -> Vec<Finding> {
-        let hybrid = self.plan.lines().filter(|line| line.is_hybrid());
+        let hybrid = self.plan.lines().filter(|line| line.hybrid().is_some());
         let hybrid: Vec<(&LineSpec, OfferedPorts)> =
             hybrid.map(|line| (line, self.offered_to(line))).collect();
         let mut findings = Vec::new();
@@ -217,12 +217,12 @@ fn caller(line: &LineSpec) -> Caller<'_> {
 
 /// Whether the guest refuses calls to this port, since its line carries those to its agent alone.
 pub(super) fn is_agent_only(line: &LineSpec, port: u32) -> bool {
-    line.serial.is_some() && port != wire::agent::PORT
+    line.serial().is_some() && port != wire::agent::PORT
 }
 
 /// Where the VMM of a hybrid VM connects when its guest calls this port of the host.
 fn vmm_path(line: &LineSpec, port: u32) -> Option<PathBuf> {
-    let mut path = line.hybrid.clone()?.into_os_string();
+    let mut path = line.hybrid()?.as_os_str().to_owned();
     path.push(format!("_{port}"));
     Some(path.into())
 }

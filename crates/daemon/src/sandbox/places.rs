@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use config::{
     Channel, ChannelTarget, ChardevRequest, Config, PublishListen, ServiceTarget, Settings,
-    VmRequest,
+    VmRequest, VmmSocket,
 };
 
 /// What the C library, its resolver and the clock read, as far as it is there. The last are for systems that keep libraries elsewhere.
@@ -84,9 +84,12 @@ pub(super) fn files(config: &Config) -> BTreeSet<PathBuf> {
 
 /// The files that a VM has made, written or removed. What is dialled only needs no permission here.
 pub(super) fn files_of(request: &VmRequest) -> BTreeSet<PathBuf> {
-    let sockets = [&request.vhost_user, &request.host, &request.hybrid];
-    let mut files: BTreeSet<PathBuf> = sockets.into_iter().flatten().cloned().collect();
-    files.extend(request.serial.iter().filter_map(listening));
+    let met = match &request.vmm {
+        VmmSocket::Vsock(path) => path.clone(),
+        VmmSocket::Hybrid(path) => Some(path.clone()),
+        VmmSocket::Serial(chardev) => listening(chardev),
+    };
+    let mut files: BTreeSet<PathBuf> = met.into_iter().chain(request.host.clone()).collect();
     files.extend(
         request
             .channels

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use config::VmmSocket;
+
 use super::*;
 
 fn file(text: &str) -> Result<Config, ConfigError> {
@@ -227,10 +229,10 @@ fn the_socket_of_a_vmm_is_no_other_socket_by_whatever_path() {
     // The other VM may come later, and by hand.
     let mut book = start(&house).unwrap();
     let mut late = VmRequest::named("new");
-    late.hybrid = Some(directory.path().join("dir/v.sock"));
+    late.vmm = VmmSocket::Hybrid(directory.path().join("dir/v.sock"));
     let found = book.clone().add(&late).expect_err("two VMMs").to_string();
     assert!(found.contains("is used by VM \"fc\""), "{found}");
-    late.hybrid = Some(run.join("new.vsock"));
+    late.vmm = VmmSocket::Hybrid(run.join("new.vsock"));
     book.add(&late).unwrap();
     let stem = VmRequest {
         host: Some(directory.path().join("dir/new")),
@@ -238,7 +240,7 @@ fn the_socket_of_a_vmm_is_no_other_socket_by_whatever_path() {
     };
     book.clone().add(&stem).unwrap();
     late.name = "last".to_owned();
-    late.hybrid = Some(run.join("new_7"));
+    late.vmm = VmmSocket::Hybrid(run.join("new_7"));
     book.add(&late).unwrap();
     let found = book.add(&stem).err().map(|error| error.to_string());
     assert!(found.is_some_and(|found| found.contains("is used by VM \"stem\" (")));
