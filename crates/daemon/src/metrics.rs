@@ -141,19 +141,15 @@ pub(crate) fn write(facts: &Facts<'_>) -> String {
 fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetails]) -> Page {
     let mut page = Page::default();
     let version = env!("CARGO_PKG_VERSION");
-    page.gauge("ringdown_info", "The daemon.", &[("version", version)], 1.0);
+    page.set("ringdown_info", &[("version", version)], 1.0);
     for network in networks {
         network::figures(&mut page, network);
     }
     for (vm, stats) in vms.iter().zip(stats) {
         let name = vm.full_name();
         line(&mut page, vm, &name);
-        page.gauge(
-            "ringdown_guest_up",
-            "Whether the guest's agent reported its figures.",
-            &[("vm", &name)],
-            f64::from(u8::from(stats.is_some())),
-        );
+        let up = f64::from(u8::from(stats.is_some()));
+        page.set("ringdown_guest_up", &[("vm", &name)], up);
         if let Some(stats) = stats {
             guest_figures(&mut page, &name, stats);
         }
@@ -164,77 +160,26 @@ fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetai
 fn line(page: &mut Page, vm: &VmStatus, name: &str) {
     let ready = f64::from(u8::from(vm.state == VmState::Ready));
     let of_vm = [("vm", name), ("domain", vm.domain.as_str())];
-    page.gauge(
-        "ringdown_vm_ready",
-        "Whether the guest's agent is there.",
-        &of_vm,
-        ready,
-    );
-    let circuits = f64::from(vm.circuits);
-    page.gauge(
-        "ringdown_vm_circuits",
-        "Circuits of the VM, in any state.",
-        &of_vm,
-        circuits,
-    );
-    for (resource, value) in &vm.usage {
-        let labels = [of_vm[0], of_vm[1], ("resource", resource.as_str())];
-        page.gauge(
-            "ringdown_vm_usage",
-            "What the VM uses of what is limited.",
-            &labels,
-            *value as f64,
-        );
-    }
-    for (resource, value) in &vm.limits {
-        let labels = [of_vm[0], of_vm[1], ("resource", resource.as_str())];
-        page.gauge(
-            "ringdown_vm_limit",
-            "What the VM may use.",
-            &labels,
-            *value as f64,
-        );
-    }
-    for (event, value) in &vm.counters {
-        let labels = [of_vm[0], of_vm[1], ("event", event.as_str())];
-        page.counter(
-            "ringdown_vm_events_total",
-            "What has happened on the VM's line.",
-            &labels,
-            *value as f64,
-        );
-    }
+    page.set("ringdown_vm_ready", &of_vm, ready);
+    page.set("ringdown_vm_circuits", &of_vm, f64::from(vm.circuits));
+    page.set_each("ringdown_vm_usage", &of_vm, "resource", &vm.usage);
+    page.set_each("ringdown_vm_limit", &of_vm, "resource", &vm.limits);
+    page.set_each("ringdown_vm_events_total", &of_vm, "event", &vm.counters);
 }
 
 fn guest_figures(page: &mut Page, vm: &str, stats: &Stats) {
     let of_vm = [("vm", vm)];
     let seconds = |ms: u64| ms as f64 / 1000.0;
-    page.gauge(
+    page.set(
         "ringdown_guest_uptime_seconds",
-        "Time since the guest's boot.",
         &of_vm,
         seconds(stats.uptime_ms),
     );
-    page.gauge(
-        "ringdown_guest_tasks",
-        "Processes and threads.",
-        &of_vm,
-        f64::from(stats.tasks),
-    );
-    page.gauge(
-        "ringdown_guest_cpus",
-        "Processors that are on.",
-        &of_vm,
-        f64::from(stats.cpus),
-    );
+    page.set("ringdown_guest_tasks", &of_vm, f64::from(stats.tasks));
+    page.set("ringdown_guest_cpus", &of_vm, f64::from(stats.cpus));
     for (minutes, load) in ["1", "5", "15"].into_iter().zip(stats.load) {
         let labels = [("vm", vm), ("minutes", minutes)];
-        page.gauge(
-            "ringdown_guest_load",
-            "Processes that want to run, averaged.",
-            &labels,
-            f64::from(load) / 100.0,
-        );
+        page.set("ringdown_guest_load", &labels, f64::from(load) / 100.0);
     }
     let cpu = &stats.cpu;
     let modes = [
@@ -247,31 +192,18 @@ fn guest_figures(page: &mut Page, vm: &str, stats: &Stats) {
     ];
     for (mode, ms) in modes {
         let labels = [("vm", vm), ("mode", mode)];
-        page.counter(
-            "ringdown_guest_cpu_seconds_total",
-            "What the processors did.",
-            &labels,
-            seconds(ms),
-        );
+        page.set("ringdown_guest_cpu_seconds_total", &labels, seconds(ms));
     }
     let memory = &stats.memory;
     let kinds = [
-        ("total", memory.total),
-        ("free", memory.free),
-        ("available", memory.available),
-        ("cached", memory.cached),
-        ("swap_total", memory.swap_total),
-        ("swap_free", memory.swap_free),
+        ("total", &memory.total),
+        ("free", &memory.free),
+        ("available", &memory.available),
+        ("cached", &memory.cached),
+        ("swap_total", &memory.swap_total),
+        ("swap_free", &memory.swap_free),
     ];
-    for (kind, bytes) in kinds {
-        let labels = [("vm", vm), ("kind", kind)];
-        page.gauge(
-            "ringdown_guest_memory_bytes",
-            "Memory and swap.",
-            &labels,
-            bytes as f64,
-        );
-    }
+    page.set_each("ringdown_guest_memory_bytes", &of_vm, "kind", kinds);
     file_systems(page, vm, stats);
     disks(page, vm, stats);
     links(page, vm, stats);
@@ -285,35 +217,14 @@ fn file_systems(page: &mut Page, vm: &str, stats: &Stats) {
             ("device", fs.device.as_str()),
             ("fstype", fs.kind.as_str()),
         ];
-        let figures = [
-            (
-                "ringdown_guest_filesystem_size_bytes",
-                "Size of a file system.",
-                fs.size,
-            ),
-            (
-                "ringdown_guest_filesystem_free_bytes",
-                "What is free of it.",
-                fs.free,
-            ),
-            (
-                "ringdown_guest_filesystem_avail_bytes",
-                "What is free of it for everybody.",
-                fs.available,
-            ),
-            (
-                "ringdown_guest_filesystem_files",
-                "How many files it can have.",
-                fs.files,
-            ),
-            (
-                "ringdown_guest_filesystem_files_free",
-                "How many more files it can have.",
-                fs.files_free,
-            ),
-        ];
-        for (name, help, value) in figures {
-            page.gauge(name, help, &labels, value as f64);
+        for (name, value) in [
+            ("ringdown_guest_filesystem_size_bytes", fs.size),
+            ("ringdown_guest_filesystem_free_bytes", fs.free),
+            ("ringdown_guest_filesystem_avail_bytes", fs.available),
+            ("ringdown_guest_filesystem_files", fs.files),
+            ("ringdown_guest_filesystem_files_free", fs.files_free),
+        ] {
+            page.set(name, &labels, value as f64);
         }
     }
 }
@@ -321,35 +232,21 @@ fn file_systems(page: &mut Page, vm: &str, stats: &Stats) {
 fn disks(page: &mut Page, vm: &str, stats: &Stats) {
     for disk in stats.disks.iter().take(MAX_LISTED) {
         let labels = [("vm", vm), ("device", disk.name.as_str())];
-        let figures = [
-            (
-                "ringdown_guest_disk_reads_total",
-                "Reads done.",
-                disk.reads as f64,
-            ),
+        let busy = disk.busy_ms as f64 / 1000.0;
+        for (name, value) in [
+            ("ringdown_guest_disk_reads_total", disk.reads as f64),
             (
                 "ringdown_guest_disk_read_bytes_total",
-                "Bytes read.",
                 disk.read_bytes as f64,
             ),
-            (
-                "ringdown_guest_disk_writes_total",
-                "Writes done.",
-                disk.writes as f64,
-            ),
+            ("ringdown_guest_disk_writes_total", disk.writes as f64),
             (
                 "ringdown_guest_disk_written_bytes_total",
-                "Bytes written.",
                 disk.written_bytes as f64,
             ),
-            (
-                "ringdown_guest_disk_busy_seconds_total",
-                "Time with something to do.",
-                disk.busy_ms as f64 / 1000.0,
-            ),
-        ];
-        for (name, help, value) in figures {
-            page.counter(name, help, &labels, value);
+            ("ringdown_guest_disk_busy_seconds_total", busy),
+        ] {
+            page.set(name, &labels, value);
         }
     }
 }
@@ -357,50 +254,41 @@ fn disks(page: &mut Page, vm: &str, stats: &Stats) {
 fn links(page: &mut Page, vm: &str, stats: &Stats) {
     for link in stats.links.iter().take(MAX_LISTED) {
         let labels = [("vm", vm), ("interface", link.name.as_str())];
-        let figures = [
+        for (name, value) in [
             (
                 "ringdown_guest_network_receive_bytes_total",
-                "Bytes received.",
                 link.received_bytes,
             ),
             (
                 "ringdown_guest_network_receive_packets_total",
-                "Packets received.",
                 link.received_packets,
             ),
             (
                 "ringdown_guest_network_receive_errors_total",
-                "Packets that arrived damaged.",
                 link.receive_errors,
             ),
             (
                 "ringdown_guest_network_receive_drops_total",
-                "Packets that were dropped.",
                 link.receive_drops,
             ),
             (
                 "ringdown_guest_network_transmit_bytes_total",
-                "Bytes sent.",
                 link.sent_bytes,
             ),
             (
                 "ringdown_guest_network_transmit_packets_total",
-                "Packets sent.",
                 link.sent_packets,
             ),
             (
                 "ringdown_guest_network_transmit_errors_total",
-                "Packets that could not be sent.",
                 link.send_errors,
             ),
             (
                 "ringdown_guest_network_transmit_drops_total",
-                "Packets dropped before they were sent.",
                 link.send_drops,
             ),
-        ];
-        for (name, help, value) in figures {
-            page.counter(name, help, &labels, value as f64);
+        ] {
+            page.set(name, &labels, value as f64);
         }
     }
 }

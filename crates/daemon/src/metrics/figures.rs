@@ -39,9 +39,8 @@ pub(super) fn add(page: &mut Page, vms: &[VmStatus], figures: &Figures) {
     }
     page.leave_out(vms.len().saturating_sub(MAX_VMS));
     of_rules(page, &figures.rules);
-    page.counter(
+    page.set(
         "ringdown_worker_busy_seconds_total",
-        "Processor time of the thread that moves bytes, with that in which it looks for work before it sleeps.",
         &[],
         figures.worker_busy.as_secs_f64(),
     );
@@ -50,33 +49,20 @@ pub(super) fn add(page: &mut Page, vms: &[VmStatus], figures: &Figures) {
 /// Adds those of who reads events, captures, and anything.
 pub(super) fn add_readers(page: &mut Page, events: &Events, captures: &Captures, stalled: u64) {
     let (_, readers) = events.counts();
-    page.gauge(
-        "ringdown_event_readers",
-        "Readers of events.",
-        &[],
-        readers as f64,
-    );
-    page.counter(
+    page.set("ringdown_event_readers", &[], readers as f64);
+    page.set(
         "ringdown_event_readers_dropped_total",
-        "Readers of events that did not keep up and were dropped.",
         &[],
         events.dropped_readers() as f64,
     );
-    page.gauge(
-        "ringdown_capture_readers",
-        "Captures that are under way, of lines and of networks.",
-        &[],
-        captures.readers() as f64,
-    );
-    page.counter(
+    page.set("ringdown_capture_readers", &[], captures.readers() as f64);
+    page.set(
         "ringdown_capture_lost_packets_total",
-        "Packets that captures have lost as their readers did not keep up.",
         &[],
         captures.lost_packets() as f64,
     );
-    page.counter(
+    page.set(
         "ringdown_control_clients_stalled_total",
-        "Clients of the control socket that took nothing for 30 seconds and were cut off, readers of events and captures among them.",
         &[],
         stalled as f64,
     );
@@ -85,9 +71,8 @@ pub(super) fn add_readers(page: &mut Page, events: &Events, captures: &Captures,
 fn of_vm(page: &mut Page, vm: &VmStatus, name: &str) {
     let labels = [("vm", name), ("domain", vm.domain.as_str())];
     let count = |event: &str| vm.counters.get(event).copied().unwrap_or_default() as f64;
-    page.counter(
+    page.set(
         "ringdown_vm_circuits_opened_total",
-        "Circuits of the VM that were set up, by either side.",
         &labels,
         count("circuits_opened"),
     );
@@ -96,77 +81,37 @@ fn of_vm(page: &mut Page, vm: &VmStatus, name: &str) {
         ("received", "bytes_to_guest", "packets_to_guest"),
     ] {
         let labels = [labels[0], labels[1], ("direction", direction)];
-        page.counter(
-            "ringdown_vm_bytes_total",
-            "Payload that the guest has sent and received.",
-            &labels,
-            count(bytes),
-        );
-        page.counter(
-            "ringdown_vm_packets_total",
-            "Packets that the guest has sent and received.",
-            &labels,
-            count(packets),
-        );
+        page.set("ringdown_vm_bytes_total", &labels, count(bytes));
+        page.set("ringdown_vm_packets_total", &labels, count(packets));
     }
-    for (event, count) in &vm.counters {
-        let Some(reason) = event.strip_prefix(REASON).filter(|_| *count > 0) else {
-            continue;
-        };
-        let labels = [labels[0], labels[1], ("reason", reason)];
-        page.counter(
-            "ringdown_vm_ended_total",
-            "Calls of the VM that were refused, and circuits that were cut short.",
-            &labels,
-            *count as f64,
-        );
-    }
+    let ended = vm.counters.iter().filter(|(_, count)| **count > 0);
+    let ended = ended.filter_map(|(event, count)| Some((event.strip_prefix(REASON)?, count)));
+    page.set_each("ringdown_vm_ended_total", &labels, "reason", ended);
     let queued = vm.usage.get("buffered_bytes").copied().unwrap_or_default();
-    page.gauge(
-        "ringdown_vm_queued_bytes",
-        "Payload on its way from the guest, parked in its memory or stored in the daemon's, and messages of host programs to it.",
-        &labels,
-        queued as f64,
-    );
+    page.set("ringdown_vm_queued_bytes", &labels, queued as f64);
 }
 
 fn of_line(page: &mut Page, line: &LineFigures) {
     let labels = [("vm", line.name.as_str()), ("domain", line.domain.as_str())];
-    page.gauge(
+    page.set(
         "ringdown_vm_parked_descriptors",
-        "Descriptors of the guest's that hold payload for receivers that have no room.",
         &labels,
         line.parked_descriptors as f64,
     );
     let notified = line.notified;
-    let figures = [
-        (
-            "ringdown_vm_kicks_total",
-            "Times that the guest notified the device.",
-            notified.kicks,
-        ),
-        (
-            "ringdown_vm_kicks_saved_total",
-            "Times that packets were found without the guest's having notified the device.",
-            notified.kicks_saved,
-        ),
-        (
-            "ringdown_vm_interrupts_total",
-            "Times that the device interrupted the guest.",
-            notified.interrupts,
-        ),
+    for (name, count) in [
+        ("ringdown_vm_kicks_total", notified.kicks),
+        ("ringdown_vm_kicks_saved_total", notified.kicks_saved),
+        ("ringdown_vm_interrupts_total", notified.interrupts),
         (
             "ringdown_vm_interrupts_saved_total",
-            "Times that buffers were given to the guest without an interrupt of their own.",
             notified.interrupts_saved,
         ),
-    ];
-    for (name, help, count) in figures {
-        page.counter(name, help, &labels, count as f64);
+    ] {
+        page.set(name, &labels, count as f64);
     }
     page.histogram(
         "ringdown_vm_setup_seconds",
-        "Time from a call to its answer: of calls to the guest, and of its own to the host.",
         &labels,
         &SetUpTimes::BOUNDS.map(|bound| bound.as_secs_f64()),
         &line.set_up.counts,
@@ -212,46 +157,21 @@ fn of_rules(page: &mut Page, reports: &[RuleReport]) {
 
 fn of_rule(page: &mut Page, rule: &str, sum: &Sum) {
     let of = [("rule", rule)];
-    page.gauge(
-        "ringdown_rule_circuits",
-        "Circuits that the rule allows, in any state.",
-        &of,
-        f64::from(sum.circuits),
-    );
-    page.counter(
+    page.set("ringdown_rule_circuits", &of, f64::from(sum.circuits));
+    page.set(
         "ringdown_rule_circuits_opened_total",
-        "Circuits that the rule has allowed.",
         &of,
         sum.counters.opened as f64,
     );
-    for (direction, bytes) in ["from_caller", "to_caller"]
-        .into_iter()
-        .zip(sum.counters.bytes)
-    {
-        page.counter(
-            "ringdown_rule_bytes_total",
-            "Payload of the rule's circuits that has arrived, by direction.",
-            &[of[0], ("direction", direction)],
-            bytes as f64,
-        );
-    }
-    let families = [
-        (
-            "ringdown_rule_refused_total",
-            "Calls about which the rule decided and that became no circuit.",
-            &sum.counters.refused,
-        ),
-        (
-            "ringdown_rule_cut_short_total",
-            "Circuits of the rule that were cut short.",
-            &sum.counters.cut_short,
-        ),
-    ];
-    for (name, help, counts) in families {
-        for (reason, count) in counts {
-            let labels = [of[0], ("reason", word(*reason))];
-            page.counter(name, help, &labels, *count as f64);
-        }
+    let bytes = ["from_caller", "to_caller"].into_iter();
+    let bytes = bytes.zip(&sum.counters.bytes);
+    page.set_each("ringdown_rule_bytes_total", &of, "direction", bytes);
+    for (name, counts) in [
+        ("ringdown_rule_refused_total", &sum.counters.refused),
+        ("ringdown_rule_cut_short_total", &sum.counters.cut_short),
+    ] {
+        let counts = counts.iter().map(|(reason, count)| (word(*reason), count));
+        page.set_each(name, &of, "reason", counts);
     }
 }
 

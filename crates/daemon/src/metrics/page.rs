@@ -6,13 +6,72 @@ use std::fmt::Write;
 /// The most that a page has, in bytes: what is beyond is left out and counted. A thousand guests with all they may have stay below it.
 pub(super) const MAX_PAGE_LEN: usize = 15 * 1024 * 1024;
 
-/// What a value does from page to page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    Gauge,
-    Counter,
-    Histogram,
-}
+/// Each family and what it is. Those whose names end in `_total` are counters.
+pub(super) const FAMILIES: &str = "\
+ringdown_info The daemon.
+ringdown_guest_up Whether the guest's agent reported its figures.
+ringdown_vm_ready Whether the guest's agent is there.
+ringdown_vm_circuits Circuits of the VM, in any state.
+ringdown_vm_usage What the VM uses of what is limited.
+ringdown_vm_limit What the VM may use.
+ringdown_vm_events_total What has happened on the VM's line.
+ringdown_guest_uptime_seconds Time since the guest's boot.
+ringdown_guest_tasks Processes and threads.
+ringdown_guest_cpus Processors that are on.
+ringdown_guest_load Processes that want to run, averaged.
+ringdown_guest_cpu_seconds_total What the processors did.
+ringdown_guest_memory_bytes Memory and swap.
+ringdown_guest_filesystem_size_bytes Size of a file system.
+ringdown_guest_filesystem_free_bytes What is free of it.
+ringdown_guest_filesystem_avail_bytes What is free of it for everybody.
+ringdown_guest_filesystem_files How many files it can have.
+ringdown_guest_filesystem_files_free How many more files it can have.
+ringdown_guest_disk_reads_total Reads done.
+ringdown_guest_disk_read_bytes_total Bytes read.
+ringdown_guest_disk_writes_total Writes done.
+ringdown_guest_disk_written_bytes_total Bytes written.
+ringdown_guest_disk_busy_seconds_total Time with something to do.
+ringdown_guest_network_receive_bytes_total Bytes received.
+ringdown_guest_network_receive_packets_total Packets received.
+ringdown_guest_network_receive_errors_total Packets that arrived damaged.
+ringdown_guest_network_receive_drops_total Packets that were dropped.
+ringdown_guest_network_transmit_bytes_total Bytes sent.
+ringdown_guest_network_transmit_packets_total Packets sent.
+ringdown_guest_network_transmit_errors_total Packets that could not be sent.
+ringdown_guest_network_transmit_drops_total Packets dropped before they were sent.
+ringdown_network_vms VMs with a port in the network.
+ringdown_network_attached VMs in the network whose VMM is connected.
+ringdown_network_port_up Whether the port's link is up and its driver runs.
+ringdown_network_port_events_total What has happened at the port.
+ringdown_network_port_refused_frames_total Frames that came from the port and went nowhere.
+ringdown_worker_busy_seconds_total Processor time of the thread that moves bytes, with that in which it looks for work before it sleeps.
+ringdown_event_readers Readers of events.
+ringdown_event_readers_dropped_total Readers of events that did not keep up and were dropped.
+ringdown_capture_readers Captures that are under way, of lines and of networks.
+ringdown_capture_lost_packets_total Packets that captures have lost as their readers did not keep up.
+ringdown_control_clients_stalled_total Clients of the control socket that took nothing for 30 seconds and were cut off, readers of events and captures among them.
+ringdown_vm_circuits_opened_total Circuits of the VM that were set up, by either side.
+ringdown_vm_bytes_total Payload that the guest has sent and received.
+ringdown_vm_packets_total Packets that the guest has sent and received.
+ringdown_vm_ended_total Calls of the VM that were refused, and circuits that were cut short.
+ringdown_vm_queued_bytes Payload on its way from the guest, parked in its memory or stored in the daemon's, and messages of host programs to it.
+ringdown_vm_parked_descriptors Descriptors of the guest's that hold payload for receivers that have no room.
+ringdown_vm_kicks_total Times that the guest notified the device.
+ringdown_vm_kicks_saved_total Times that packets were found without the guest's having notified the device.
+ringdown_vm_interrupts_total Times that the device interrupted the guest.
+ringdown_vm_interrupts_saved_total Times that buffers were given to the guest without an interrupt of their own.
+ringdown_vm_setup_seconds Time from a call to its answer: of calls to the guest, and of its own to the host.
+ringdown_rule_circuits Circuits that the rule allows, in any state.
+ringdown_rule_circuits_opened_total Circuits that the rule has allowed.
+ringdown_rule_bytes_total Payload of the rule's circuits that has arrived, by direction.
+ringdown_rule_refused_total Calls about which the rule decided and that became no circuit.
+ringdown_rule_cut_short_total Circuits of the rule that were cut short.
+ringdown_switchboard_events_total What became of circuits for which a program asked.
+ringdown_switchboard_sessions Agents that can be given windows.
+ringdown_switchboard_listeners Places where programs of the host listen for circuits.
+ringdown_windows Windows, by how they stand.
+ringdown_metrics_left_out Series that this page had no room for, and VMs beyond those that it tells of.
+";
 
 #[derive(Debug, Default)]
 pub(super) struct Page {
@@ -26,30 +85,31 @@ pub(super) struct Page {
 #[derive(Debug)]
 struct Family {
     name: &'static str,
-    help: &'static str,
-    kind: Kind,
+    kind: &'static str,
     text: String,
 }
 
 impl Page {
-    pub(super) fn gauge(
-        &mut self,
-        name: &'static str,
-        help: &'static str,
-        labels: &[(&str, &str)],
-        value: f64,
-    ) {
-        self.add(Kind::Gauge, name, help, labels, value);
+    /// A series of a family that is a gauge or a counter.
+    pub(super) fn set(&mut self, name: &'static str, labels: &[(&str, &str)], value: f64) {
+        self.add(name, "", labels, value);
     }
 
-    pub(super) fn counter(
+    /// Several that differ in one more label.
+    pub(super) fn set_each<'a>(
         &mut self,
         name: &'static str,
-        help: &'static str,
         labels: &[(&str, &str)],
-        value: f64,
+        label: &str,
+        values: impl IntoIterator<Item = (impl AsRef<str>, &'a u64)>,
     ) {
-        self.add(Kind::Counter, name, help, labels, value);
+        for (of, value) in values {
+            self.set(
+                name,
+                &[labels, &[(label, of.as_ref())]].concat(),
+                *value as f64,
+            );
+        }
     }
 
     /// How values are spread: as many counts as there are bounds, of what is as large or smaller and larger than the bound before, and one of what is
@@ -57,22 +117,20 @@ impl Page {
     pub(super) fn histogram(
         &mut self,
         name: &'static str,
-        help: &'static str,
         labels: &[(&str, &str)],
         bounds: &[f64],
         counts: &[u64],
         sum: f64,
     ) {
-        let kind = Kind::Histogram;
         let mut total = 0;
         for (index, count) in counts.iter().enumerate() {
             total += count;
             let bound = bounds.get(index).map_or("+Inf".to_owned(), f64::to_string);
             let labels = [labels, &[("le", bound.as_str())]].concat();
-            self.add_series(kind, name, "_bucket", help, &labels, total as f64);
+            self.add(name, "_bucket", &labels, total as f64);
         }
-        self.add_series(kind, name, "_sum", help, labels, sum);
-        self.add_series(kind, name, "_count", help, labels, total as f64);
+        self.add(name, "_sum", labels, sum);
+        self.add(name, "_count", labels, total as f64);
     }
 
     /// So many that might have been on the page are not.
@@ -80,27 +138,8 @@ impl Page {
         self.left_out += count as u64;
     }
 
-    fn add(
-        &mut self,
-        kind: Kind,
-        name: &'static str,
-        help: &'static str,
-        labels: &[(&str, &str)],
-        value: f64,
-    ) {
-        self.add_series(kind, name, "", help, labels, value);
-    }
-
     /// A series of a family, whose name has this behind the family's.
-    fn add_series(
-        &mut self,
-        kind: Kind,
-        name: &'static str,
-        suffix: &str,
-        help: &'static str,
-        labels: &[(&str, &str)],
-        value: f64,
-    ) {
+    fn add(&mut self, name: &'static str, suffix: &str, labels: &[(&str, &str)], value: f64) {
         let labels: Vec<String> = labels
             .iter()
             .map(|(label, value)| format!("{label}=\"{}\"", escape(value)))
@@ -122,8 +161,11 @@ impl Page {
         let index = *self.by_name.entry(name).or_insert_with(|| {
             self.families.push(Family {
                 name,
-                help,
-                kind,
+                kind: match suffix {
+                    "" if name.ends_with("_total") => "counter",
+                    "" => "gauge",
+                    _ => "histogram",
+                },
                 text: String::new(),
             });
             self.families.len() - 1
@@ -135,26 +177,16 @@ impl Page {
     pub(super) fn finish(mut self) -> String {
         let left_out = self.left_out as f64;
         self.len = 0;
-        self.gauge(
-            "ringdown_metrics_left_out",
-            "Series that this page had no room for, and VMs beyond those that it tells of.",
-            &[],
-            left_out,
-        );
-        let mut text = String::new();
+        self.set("ringdown_metrics_left_out", &[], left_out);
+        let mut page = String::new();
         for family in &self.families {
-            let kind = match family.kind {
-                Kind::Gauge => "gauge",
-                Kind::Counter => "counter",
-                Kind::Histogram => "histogram",
-            };
-            let _ = write!(
-                text,
-                "# HELP {0} {1}\n# TYPE {0} {kind}\n{2}",
-                family.name, family.help, family.text
-            );
+            let Family { name, kind, text } = family;
+            let mut lines = FAMILIES.lines();
+            let help = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            let help = help.unwrap_or_default();
+            let _ = write!(page, "# HELP {name} {help}\n# TYPE {name} {kind}\n{text}");
         }
-        text
+        page
     }
 }
 
@@ -180,12 +212,18 @@ mod tests {
     #[test]
     fn families_are_in_one_piece_and_series_come_once() {
         let mut page = Page::default();
-        page.gauge("a", "A.", &[("vm", "one")], 1.0);
-        page.counter("b_total", "B.", &[("vm", "one")], 2.5);
-        page.gauge("a", "A.", &[("vm", "two")], 3.0);
-        page.gauge("a", "A.", &[("vm", "two")], 4.0);
-        let expected = "# HELP a A.\n# TYPE a gauge\na{vm=\"one\"} 1\na{vm=\"two\"} 3\n\
-                        # HELP b_total B.\n# TYPE b_total counter\nb_total{vm=\"one\"} 2.5\n\
+        let (up, busy) = (
+            "ringdown_guest_up",
+            "ringdown_guest_disk_busy_seconds_total",
+        );
+        page.set(up, &[("vm", "one")], 1.0);
+        page.set(busy, &[("vm", "one")], 2.5);
+        page.set(up, &[("vm", "two")], 3.0);
+        page.set(up, &[("vm", "two")], 4.0);
+        let expected = "# HELP ringdown_guest_up Whether the guest's agent reported its figures.\n# TYPE ringdown_guest_up gauge\n\
+                        ringdown_guest_up{vm=\"one\"} 1\nringdown_guest_up{vm=\"two\"} 3\n\
+                        # HELP ringdown_guest_disk_busy_seconds_total Time with something to do.\n\
+                        # TYPE ringdown_guest_disk_busy_seconds_total counter\nringdown_guest_disk_busy_seconds_total{vm=\"one\"} 2.5\n\
                         # HELP ringdown_metrics_left_out Series that this page had no room for, and VMs beyond those that it tells of.\n\
                         # TYPE ringdown_metrics_left_out gauge\nringdown_metrics_left_out 0\n";
         assert_eq!(page.finish(), expected);
@@ -195,7 +233,7 @@ mod tests {
     fn values_of_labels_cannot_make_series_of_their_own() {
         assert_eq!(escape("a\"} 1\nb\\\x1b["), "a\\\"} 1\\nb\\\\\u{fffd}[");
         let mut page = Page::default();
-        page.gauge("a", "A.", &[("x", "{} ")], 1.0);
+        page.set("a", &[("x", "{} ")], 1.0);
         assert!(page.finish().contains("a{x=\"{} \"} 1\n"));
     }
 
@@ -204,7 +242,7 @@ mod tests {
         let mut page = Page::default();
         let long = "x".repeat(1024 * 1024);
         for number in 0..20 {
-            page.gauge("a", "A.", &[("x", &format!("{number}{long}"))], 1.0);
+            page.set("a", &[("x", &format!("{number}{long}"))], 1.0);
         }
         let text = page.finish();
         assert!(text.len() <= MAX_PAGE_LEN);

@@ -9,6 +9,7 @@ use vsock::{Reason, RuleCounters, RuleReport};
 use super::*;
 use crate::line::Figures;
 use crate::metrics::figures::{MAX_RULES, MAX_VMS, example};
+use crate::metrics::page::FAMILIES;
 use windows::switchboard::SwitchboardReport;
 
 fn vm(name: &str) -> VmStatus {
@@ -289,6 +290,9 @@ fn the_documentation_names_every_family_and_no_other() {
         })
         .collect();
     assert_eq!(documented, families(&everything()));
+    let described = FAMILIES.lines().map(|line| line.split(' ').next());
+    let described: BTreeSet<&str> = described.flatten().collect();
+    assert!(documented.keys().eq(described));
 }
 
 #[test]
