@@ -29,8 +29,9 @@ use crate::line::{
 };
 use hostside::arrivals::AgentArrival;
 use hostside::arrivals::ArrivalSender;
+use hostside::chardev::OpenError;
 use hostside::offers::Commit;
-use runtime::directory::{RuntimeError, listen_privately};
+use runtime::directory::listen_privately;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -200,12 +201,7 @@ impl FakeWorker {
 
     fn add_line(&self, spec: LineSpec) -> Result<(), LineError> {
         let listen = |path: &PathBuf| {
-            listen_privately(path).map_err(|error| match error {
-                RuntimeError::InUse { path } | RuntimeError::NotASocket { path } => {
-                    LineError::AddressInUse { path }
-                }
-                other => LineError::Io(std::io::Error::other(other)),
-            })
+            listen_privately(path).map_err(|error| LineError::from(OpenError::from(error)))
         };
         let mut sockets = Vec::new();
         if let VmmSocket::Vsock(path) | VmmSocket::Serial(Chardev::Listen(path)) = &spec.vmm {

@@ -118,14 +118,31 @@ pub struct LineFigures {
 /// from a fixed set, such as `bytes_from_guest`.
 pub type Counters = BTreeMap<&'static str, u64>;
 
+/// Why a socket could not be made.
+#[expect(missing_docs, reason = "the words of each say what it is")]
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    #[error("another process listens on {}: choose another path", .0.display())]
+    InUse(PathBuf),
+    #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
+    Directory { path: PathBuf, error: io::Error },
+}
+
+impl SocketError {
+    pub(crate) fn at(path: PathBuf, error: io::Error) -> SocketError {
+        match error.kind() {
+            io::ErrorKind::AddrInUse => SocketError::InUse(path),
+            _ => SocketError::Directory { path, error },
+        }
+    }
+}
+
 /// Why a line could not be opened or closed.
 #[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
-    #[error("another process listens on {}: choose another path", path.display())]
-    AddressInUse { path: PathBuf },
-    #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
-    Directory { path: PathBuf, error: io::Error },
+    #[error(transparent)]
+    Socket(#[from] SocketError),
     #[error(
         "a VM named {name:?} exists already: choose another name, or remove it with `ringdown vm rm {name}`"
     )]
@@ -148,10 +165,10 @@ impl From<OpenError> for LineError {
     fn from(error: OpenError) -> LineError {
         match error {
             OpenError::Socket(RuntimeError::InUse { path } | RuntimeError::NotASocket { path }) => {
-                LineError::AddressInUse { path }
+                SocketError::InUse(path).into()
             }
             OpenError::Socket(RuntimeError::System { path, error, .. }) => {
-                LineError::Directory { path, error }
+                SocketError::Directory { path, error }.into()
             }
             OpenError::Socket(other) => LineError::Io(io::Error::other(other)),
             OpenError::Io(error) => LineError::Io(error),

@@ -10,8 +10,6 @@ mod worker;
 
 use std::fmt;
 use std::io;
-
-use std::path::PathBuf;
 use std::time::Duration;
 
 use config::net::UplinkDevice;
@@ -20,11 +18,12 @@ use l2::bridge::VlanId;
 use wire::ethernet::MacAddress;
 
 use crate::capture::CaptureSender;
-use crate::line::Counters;
+use crate::line::{Counters, SocketError};
 use hostside::offers::Commit;
+use runtime::directory::RuntimeError;
 
 pub(crate) use change::PlacedPort;
-pub use change::{NetChange, NetFault, NetFaultCause};
+pub use change::{NetChange, NetFault};
 pub use counters::{refused_counters, switch_counters};
 pub use worker::NetThread;
 
@@ -98,10 +97,10 @@ pub struct MacStatus {
 #[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum NetError {
-    #[error("another process listens on {}: choose another path", path.display())]
-    AddressInUse { path: PathBuf },
-    #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
-    Directory { path: PathBuf, error: io::Error },
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
     #[error("cannot use {device}: {error}; {remedy}")]
     Uplink {
         /// What it is to be.
@@ -143,7 +142,7 @@ pub trait NetWorker: Send + Sync + 'static {
     /// carrier; or up again.
     ///
     /// # Errors
-    /// [`NetError::UnknownNetwork`], [`NetError::UnknownPort`], [`NetError::AddressInUse`] when the socket was taken meanwhile.
+    /// [`NetError::UnknownNetwork`], [`NetError::UnknownPort`], [`NetError::Socket`] when the socket was taken meanwhile.
     fn set_link(&self, network: &str, vm: &str, up: bool) -> Result<(), NetError>;
 
     /// The networks and their state, in any order.

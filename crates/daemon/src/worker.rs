@@ -20,7 +20,7 @@ use vsock::{AddLineError, CircuitId, Limits, LineReport, Reason, Side};
 use crate::capture::CaptureSender;
 use crate::line::{
     Counters, Figures, LineChange, LineError, LineFault, LineFigures, LineStatus, LineWorker,
-    PolicyChange, PreparedLines,
+    PolicyChange, PreparedLines, SocketError,
 };
 use crate::shared_answer::SharedAnswer;
 use device::Orders;
@@ -502,10 +502,7 @@ fn line_error(name: &str, error: OpenLineError) -> LineError {
         OpenLineError::Directory(error) => {
             LineError::Io(io::Error::other(format!("VM {name:?}: {error}")))
         }
-        OpenLineError::Socket { path, error } if error.kind() == io::ErrorKind::AddrInUse => {
-            LineError::AddressInUse { path }
-        }
-        OpenLineError::Socket { path, error } => LineError::Directory { path, error },
+        OpenLineError::Socket { path, error } => SocketError::at(path, error).into(),
     }
 }
 

@@ -12,7 +12,7 @@ use config::input::InputError;
 
 use crate::control_error::ControlError;
 use crate::line::LineError;
-use crate::net::{NetError, NetFault, NetFaultCause};
+use crate::net::{NetError, NetFault};
 use crate::policy::AskError;
 use crate::reload::ReloadError;
 use runtime::directory::RuntimeError;
@@ -88,9 +88,7 @@ impl From<ControlError> for Failure {
             | ControlError::Line(LineError::Unknown { .. }) => Kind::UnknownVm,
             ControlError::Runtime(RuntimeError::System { .. }) => Kind::Internal,
             ControlError::Runtime(_) => Kind::SocketUnavailable,
-            ControlError::Line(LineError::AddressInUse { .. } | LineError::Directory { .. }) => {
-                Kind::SocketUnavailable
-            }
+            ControlError::Line(LineError::Socket(_)) => Kind::SocketUnavailable,
             ControlError::Line(
                 LineError::DuplicateName { .. }
                 | LineError::DuplicateCid { .. }
@@ -114,12 +112,9 @@ impl From<ControlError> for Failure {
             ControlError::NotReady { .. } => Kind::NotReady,
             ControlError::UnknownNetwork { .. } => Kind::UnknownNetwork,
             ControlError::UnknownCircuit { .. } => Kind::UnknownCircuit,
-            ControlError::Net(error) => net_kind(error),
-            ControlError::Port(NetFault { error, .. }) => match error {
-                NetFaultCause::Runtime(RuntimeError::System { .. }) => Kind::Internal,
-                NetFaultCause::Runtime(_) => Kind::SocketUnavailable,
-                NetFaultCause::Net(error) => net_kind(error),
-            },
+            ControlError::Net(error) | ControlError::Port(NetFault { error, .. }) => {
+                net_kind(error)
+            }
         };
         let state = match &error {
             ControlError::NotReady { state, .. } => Some(*state),
@@ -167,7 +162,8 @@ impl IntoResponse for Failure {
 
 fn net_kind(error: &NetError) -> Kind {
     match error {
-        NetError::AddressInUse { .. } | NetError::Directory { .. } => Kind::SocketUnavailable,
+        NetError::Runtime(RuntimeError::System { .. }) => Kind::Internal,
+        NetError::Socket(_) | NetError::Runtime(_) => Kind::SocketUnavailable,
         NetError::UnknownNetwork { .. } | NetError::UnknownPort { .. } => Kind::UnknownNetwork,
         NetError::Refused(_) => Kind::Conflict,
         NetError::Uplink { .. } | NetError::Io(_) => Kind::Internal,

@@ -15,7 +15,7 @@ use crate::net::{
     PortStatus,
 };
 use hostside::offers::Commit;
-use runtime::directory::{RuntimeError, listen_privately};
+use runtime::directory::listen_privately;
 
 /// By full name.
 type Networks = Arc<Mutex<BTreeMap<String, Network>>>;
@@ -124,13 +124,7 @@ impl Network {
 
 impl Port {
     fn listen(&mut self) -> Result<(), NetError> {
-        let listener = listen_privately(&self.spec.socket).map_err(|error| match error {
-            RuntimeError::InUse { path } | RuntimeError::NotASocket { path } => {
-                NetError::AddressInUse { path }
-            }
-            other => NetError::Io(std::io::Error::other(other)),
-        })?;
-        self.listener = Some(listener);
+        self.listener = Some(listen_privately(&self.spec.socket)?);
         Ok(())
     }
 

@@ -41,17 +41,7 @@ pub struct NetFault {
     /// Which, in words.
     pub what: String,
     /// What stands in the way.
-    pub error: NetFaultCause,
-}
-
-/// What stands in the way of a network or a port.
-#[expect(missing_docs, reason = "the words of each say what it is")]
-#[derive(Debug, thiserror::Error)]
-pub enum NetFaultCause {
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-    #[error(transparent)]
-    Net(#[from] NetError),
+    pub error: NetError,
 }
 
 impl NetChange {
@@ -122,11 +112,11 @@ impl NetFault {
     pub(crate) fn of_network(spec: &NetworkSpec, error: NetError) -> NetFault {
         NetFault {
             what: format!("network {:?}", spec.full_name()),
-            error: error.into(),
+            error,
         }
     }
 
-    pub(crate) fn of_port(port: &PortSpec, error: impl Into<NetFaultCause>) -> NetFault {
+    pub(crate) fn of_port(port: &PortSpec, error: impl Into<NetError>) -> NetFault {
         NetFault {
             what: format!("VM {:?} in the network {:?}", port.vm, port.network),
             error: error.into(),
@@ -137,7 +127,7 @@ impl NetFault {
     pub(crate) fn of_all(error: NetError) -> NetFault {
         NetFault {
             what: "the networks".to_owned(),
-            error: error.into(),
+            error,
         }
     }
 }

@@ -16,7 +16,7 @@ use super::{
     UplinkDevice, apply, refused_counters, switch_counters,
 };
 use crate::capture::CaptureSender;
-use crate::line::Counters;
+use crate::line::{Counters, SocketError};
 use device::Orders;
 use hostside::offers::Commit;
 
@@ -327,10 +327,7 @@ pub(super) fn net_error(error: device::net::NetError) -> NetError {
     match error {
         Device::NoNetwork(network) => NetError::UnknownNetwork { network },
         Device::NoPort { vm, network } => NetError::UnknownPort { network, vm },
-        Device::Socket { path, error } if error.kind() == io::ErrorKind::AddrInUse => {
-            NetError::AddressInUse { path }
-        }
-        Device::Socket { path, error } => NetError::Directory { path, error },
+        Device::Socket { path, error } => SocketError::at(path, error).into(),
         Device::Uplink { device, error } => uplink_error(device, error),
         other => NetError::Refused(other.to_string()),
     }
