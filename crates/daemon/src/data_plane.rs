@@ -7,15 +7,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{Decision, DecisionCallee, DecisionCaller, DecisionSink};
-use policy::{Address, Policy};
+use device::{Decision, DecisionSink};
+use policy::Policy;
 use vsock::Reason;
 
 use crate::events::{CallNotes, observer};
 use crate::net::NetThread;
 use crate::serve::{Started, Surroundings};
 use crate::worker::{Wiring, Worker};
-use hostside::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
+use hostside::audit::{AuditDecision, AuditRecord, AuditRule};
 use hostside::offers::{Commit, Offer, OfferError, Offers};
 use hostside::proxy::{Options, Proxy};
 use windows::switchboard::Switchboard;
@@ -71,52 +71,24 @@ pub fn start(
 
 /// Writes down what became of calls.
 fn decisions(notes: CallNotes) -> DecisionSink {
-    Box::new(move |decision: &Decision<'_>| {
-        if let Some(record) = record(decision) {
-            notes.note(record, decision.circuit);
-        }
+    Box::new(move |decision| {
+        let circuit = decision.circuit;
+        notes.note(record(decision), circuit);
     })
 }
 
-/// A decision as the audit has it. One whose caller is gone already is nobody's.
-fn record(decision: &Decision<'_>) -> Option<AuditRecord> {
-    let from = match decision.caller {
-        DecisionCaller::Vm { vm, port } => AuditCaller::Vm {
-            domain: vm.domain.clone(),
-            vm: vm.name.clone(),
-            cid: vm.cid,
-            port,
-        },
-        DecisionCaller::Program(program) => AuditCaller::Program {
-            uid: program.uid,
-            pid: u32::try_from(program.pid).ok(),
-        },
-        DecisionCaller::Published { name } => AuditCaller::Published {
-            published: name.to_owned(),
-            peer: None,
-        },
-        DecisionCaller::Unknown => return None,
-    };
-    let to = decision
-        .dialled
-        .map(callee)
-        .unwrap_or(AuditCallee::UnknownCid {
-            cid: decision.dialled_cid,
-            port: decision.dialled_port,
-        });
-    let redirected_to = decision
-        .reached
-        .map(callee)
-        .filter(|reached| *reached != to);
-    Some(AuditRecord {
+/// A decision as the audit has it.
+fn record(decision: Decision<'_>) -> AuditRecord {
+    let redirected_to = decision.reached;
+    AuditRecord {
         decision: match decision.result {
             Ok(()) => AuditDecision::Allowed,
             Err(reason) if is_denial(reason) => AuditDecision::Denied,
             Err(_) => AuditDecision::Failed,
         },
-        from,
-        to,
-        redirected_to,
+        redirected_to: redirected_to.filter(|reached| *reached != decision.dialled),
+        from: decision.caller,
+        to: decision.dialled,
         // The rule that lets a VM call egress has not decided about what it asks for: that is a record of its own.
         rule: decision
             .rule
@@ -130,35 +102,13 @@ fn record(decision: &Decision<'_>) -> Option<AuditRecord> {
             Err(Reason::Denied) if decision.rule.is_some() => None,
             other => other.err().map(|reason| reason.to_string().into()),
         },
-    })
+    }
 }
 
 /// Whether the policy, a limit of a rule or a limit of a VM stands in the way, rather than the one who is called.
 fn is_denial(reason: Reason) -> bool {
     let of_policy = [Reason::Denied, Reason::EgressDenied, Reason::OwnPort];
     of_policy.contains(&reason) || reason.is_limit()
-}
-
-fn callee(callee: DecisionCallee<'_>) -> AuditCallee {
-    match callee {
-        DecisionCallee::Vm {
-            vm: Address {
-                domain, name, cid, ..
-            },
-            port,
-        } => AuditCallee::Vm {
-            domain: domain.clone(),
-            vm: name.clone(),
-            cid: *cid,
-            port,
-        },
-        DecisionCallee::Service(service) => AuditCallee::Service {
-            domain: service.domain.clone(),
-            service: service.name.clone(),
-            port: service.port,
-        },
-        DecisionCallee::Listener { port } => AuditCallee::Listener { listener: port },
-    }
 }
 
 /// Offers what the proxy serves.
@@ -195,36 +145,29 @@ impl Offers for ProxyOffers {
 
 #[cfg(test)]
 mod tests {
-    use policy::{RuleId, ServiceEntry, ServiceId};
+    use device::{DecisionCallee, DecisionCaller};
+    use policy::RuleId;
 
     use super::*;
 
     #[test]
     fn a_refusal_of_egress_does_not_name_the_rule_that_allows_to_call_it() {
-        let vm = Address {
-            domain: "default".to_owned(),
-            name: "web".to_owned(),
-            cid: 3,
-            groups: Vec::new(),
-        };
-        let egress = ServiceEntry {
-            id: ServiceId(1),
-            domain: "default".to_owned(),
-            name: "egress".to_owned(),
-            port: 3128,
-        };
         let refused = |reason| {
-            record(&Decision {
-                caller: DecisionCaller::Vm { vm: &vm, port: 9 },
+            record(Decision {
+                caller: DecisionCaller::Program {
+                    uid: 1000,
+                    pid: None,
+                },
                 circuit: None,
-                dialled_cid: 2,
-                dialled_port: 3128,
-                dialled: Some(DecisionCallee::Service(&egress)),
+                dialled: DecisionCallee::Service {
+                    domain: "default".to_owned(),
+                    service: "egress".to_owned(),
+                    port: 3128,
+                },
                 reached: None,
                 rule: Some((RuleId(0), "use-services")),
                 result: Err(reason),
             })
-            .unwrap()
         };
         let by_egress = refused(Reason::EgressDenied);
         assert_eq!(by_egress.decision, AuditDecision::Denied);

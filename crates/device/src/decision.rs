@@ -1,25 +1,24 @@
 //! What the operator decided, with the names of both ends, for the audit.
 
-use policy::{Address, RuleId, ServiceEntry};
+use std::net::IpAddr;
+
+use policy::RuleId;
+use serde::Serialize;
 use vsock::{CircuitId, Reason};
 
-use crate::snapshot::{CircuitSnapshot, Credentials};
+use crate::snapshot::CircuitSnapshot;
 
 /// What became of one call.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Decision<'a> {
     /// Who called.
-    pub caller: DecisionCaller<'a>,
+    pub caller: DecisionCaller,
     /// The circuit that it has become. That of a hybrid VM's caller is not given.
     pub circuit: Option<CircuitId>,
-    /// The context identifier that was called.
-    pub dialled_cid: u32,
-    /// The port that was called.
-    pub dialled_port: u32,
-    /// Whom the caller meant, if there is such.
-    pub dialled: Option<DecisionCallee<'a>>,
+    /// Whom the caller meant.
+    pub dialled: DecisionCallee,
     /// Who had the call, if it came so far: by a redirection another one.
-    pub reached: Option<DecisionCallee<'a>>,
+    pub reached: Option<DecisionCallee>,
     /// The rule that decided, and what a person finds it by.
     pub rule: Option<(RuleId, &'a str)>,
     /// Why it was refused or came to nothing, if it did.
@@ -27,41 +26,91 @@ pub struct Decision<'a> {
 }
 
 /// Who called.
-#[derive(Debug, Clone, Copy)]
-pub enum DecisionCaller<'a> {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum DecisionCaller {
     /// A guest.
     Vm {
-        /// Which.
-        vm: &'a Address,
-        /// From which port.
+        /// Its domain.
+        domain: String,
+        /// Its name in the domain.
+        vm: String,
+        /// Its context identifier.
+        cid: u32,
+        /// The port it called from.
         port: u32,
     },
     /// A program of the host.
-    Program(Credentials),
+    Program {
+        /// The user it runs as.
+        uid: u32,
+        /// Its process, if the system said so.
+        pid: Option<u32>,
+    },
     /// A caller at a published port.
     Published {
-        /// Its name.
-        name: &'a str,
+        /// The name of the published port.
+        published: String,
+        /// The address it came from, if it has one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        peer: Option<String>,
     },
-    /// A caller that is gone already.
-    Unknown,
 }
 
-/// Who is called.
-#[derive(Debug, Clone, Copy)]
-pub enum DecisionCallee<'a> {
+/// Who was called.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum DecisionCallee {
     /// A guest.
     Vm {
-        /// Which.
-        vm: &'a Address,
-        /// At which port.
+        /// Its domain.
+        domain: String,
+        /// Its name in the domain.
+        vm: String,
+        /// Its context identifier.
+        cid: u32,
+        /// The port that was called.
         port: u32,
     },
+    /// A program of a guest, to which the guest's agent was to connect.
+    Place {
+        /// The guest's domain.
+        domain: String,
+        /// The guest's name in the domain.
+        vm: String,
+        /// Where it listens: `tcp:127.0.0.1:80`.
+        place: String,
+    },
     /// A service of the host.
-    Service(&'a ServiceEntry),
-    /// A socket that a program of the host has made for the caller.
+    Service {
+        /// Its domain.
+        domain: String,
+        /// Its name.
+        service: String,
+        /// The port that was called.
+        port: u32,
+    },
+    /// A socket that a program of the host made for the calling guest: `<host path>_<port>`.
     Listener {
-        /// The port that it stands for.
+        /// The port that was called.
+        listener: u32,
+    },
+    /// An address beyond the host.
+    Address {
+        /// The name that was asked for.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// The address, if it came so far.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        address: Option<IpAddr>,
+        /// The port there.
+        port: u16,
+    },
+    /// A context identifier of no VM.
+    UnknownCid {
+        /// The identifier.
+        cid: u32,
+        /// The port that was called.
         port: u32,
     },
 }
@@ -92,4 +141,4 @@ pub enum Observation<'a> {
 pub type Observer = Box<dyn FnMut(&Observation<'_>) + Send>;
 
 /// Takes note of decisions. It must not block.
-pub type DecisionSink = Box<dyn FnMut(&Decision<'_>) + Send>;
+pub type DecisionSink = Box<dyn FnMut(Decision<'_>) + Send>;

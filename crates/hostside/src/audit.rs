@@ -1,8 +1,8 @@
 //! What the audit has of one call: the decision, as plain data, and how it looks in JSON.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
 
+use device::{DecisionCallee, DecisionCaller};
 use serde::Serialize;
 
 /// The longest text of a record that a guest may have chosen, in bytes: a DNS name. What is longer is cut.
@@ -14,12 +14,12 @@ pub struct AuditRecord {
     /// What became of the call.
     pub decision: AuditDecision,
     /// Who called.
-    pub from: AuditCaller,
+    pub from: DecisionCaller,
     /// Who was called.
-    pub to: AuditCallee,
+    pub to: DecisionCallee,
     /// Who was called instead, if a rule said so.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub redirected_to: Option<AuditCallee>,
+    pub redirected_to: Option<DecisionCallee>,
     /// The rule that decided; none if no rule matched, or none was asked.
     pub rule: Option<AuditRule>,
     /// Why, in words. None where the rule says everything.
@@ -36,96 +36,6 @@ pub enum AuditDecision {
     Denied,
     /// The policy allows it, and it came to nothing: without a listener, or an answer.
     Failed,
-}
-
-/// Who called.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum AuditCaller {
-    /// A guest.
-    Vm {
-        /// Its domain.
-        domain: String,
-        /// Its name in the domain.
-        vm: String,
-        /// Its context identifier.
-        cid: u32,
-        /// The port it called from.
-        port: u32,
-    },
-    /// A program of the host.
-    Program {
-        /// The user it runs as.
-        uid: u32,
-        /// Its process, if the system said so.
-        pid: Option<u32>,
-    },
-    /// A caller at a published port.
-    Published {
-        /// The name of the published port.
-        published: String,
-        /// The address it came from, if it has one.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        peer: Option<String>,
-    },
-}
-
-/// Who was called.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum AuditCallee {
-    /// A guest.
-    Vm {
-        /// Its domain.
-        domain: String,
-        /// Its name in the domain.
-        vm: String,
-        /// Its context identifier.
-        cid: u32,
-        /// The port that was called.
-        port: u32,
-    },
-    /// A program of a guest, to which the guest's agent was to connect.
-    Place {
-        /// The guest's domain.
-        domain: String,
-        /// The guest's name in the domain.
-        vm: String,
-        /// Where it listens: `tcp:127.0.0.1:80`.
-        place: String,
-    },
-    /// A service of the host.
-    Service {
-        /// Its domain.
-        domain: String,
-        /// Its name.
-        service: String,
-        /// The port that was called.
-        port: u32,
-    },
-    /// A socket that a program of the host made for the calling guest: `<host path>_<port>`.
-    Listener {
-        /// The port that was called.
-        listener: u32,
-    },
-    /// An address beyond the host.
-    Address {
-        /// The name that was asked for.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        name: Option<String>,
-        /// The address, if it came so far.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        address: Option<IpAddr>,
-        /// The port there.
-        port: u16,
-    },
-    /// A context identifier of no VM.
-    UnknownCid {
-        /// The identifier.
-        cid: u32,
-        /// The port that was called.
-        port: u32,
-    },
 }
 
 /// A rule of the policy that was in force.
@@ -145,14 +55,14 @@ impl AuditRecord {
             .into_iter()
             .flatten()
         {
-            if let AuditCallee::Address {
+            if let DecisionCallee::Address {
                 name: Some(name), ..
             } = callee
             {
                 cut(name);
             }
         }
-        if let AuditCaller::Published {
+        if let DecisionCaller::Published {
             peer: Some(peer), ..
         } = &mut self.from
         {

@@ -4,22 +4,21 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use hostside::audit::{
-    AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule, MAX_TEXT_LEN,
-};
+use device::{DecisionCallee, DecisionCaller};
+use hostside::audit::{AuditDecision, AuditRecord, AuditRule, MAX_TEXT_LEN};
 
 use super::*;
 
 fn call(vm: &str, decision: AuditDecision) -> AuditRecord {
     AuditRecord {
         decision,
-        from: AuditCaller::Vm {
+        from: DecisionCaller::Vm {
             domain: "default".to_owned(),
             vm: vm.to_owned(),
             cid: 3,
             port: 1024,
         },
-        to: AuditCallee::UnknownCid { cid: 9, port: 22 },
+        to: DecisionCallee::UnknownCid { cid: 9, port: 22 },
         redirected_to: None,
         rule: None,
         reason: Some("no VM has this context identifier".into()),
@@ -61,13 +60,13 @@ fn a_decision_is_a_line_with_everything_that_is_known() {
     let (audit, writer) = Audit::start(Some(&path)).unwrap();
     audit.record(AuditRecord {
         decision: AuditDecision::Allowed,
-        to: AuditCallee::Vm {
+        to: DecisionCallee::Vm {
             domain: "blue".to_owned(),
             vm: "db".to_owned(),
             cid: 4,
             port: 5432,
         },
-        redirected_to: Some(AuditCallee::Service {
+        redirected_to: Some(DecisionCallee::Service {
             domain: "blue".to_owned(),
             service: "db".to_owned(),
             port: 5432,
@@ -80,19 +79,19 @@ fn a_decision_is_a_line_with_everything_that_is_known() {
         ..call("web", AuditDecision::Allowed)
     });
     audit.record(AuditRecord {
-        from: AuditCaller::Program {
+        from: DecisionCaller::Program {
             uid: 1000,
             pid: Some(77),
         },
-        to: AuditCallee::Listener { listener: 6000 },
+        to: DecisionCallee::Listener { listener: 6000 },
         ..call("web", AuditDecision::Failed)
     });
     audit.record(AuditRecord {
-        from: AuditCaller::Published {
+        from: DecisionCaller::Published {
             published: "www".to_owned(),
             peer: Some("192.0.2.1:5".to_owned()),
         },
-        to: AuditCallee::Address {
+        to: DecisionCallee::Address {
             name: Some("x".repeat(MAX_TEXT_LEN + 1)),
             address: Some(IpAddr::from([192, 0, 2, 7])),
             port: 443,

@@ -11,7 +11,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::sink::Sink;
-use hostside::audit::{AuditCaller, AuditDecision, AuditRecord};
+use device::DecisionCaller;
+use hostside::audit::{AuditDecision, AuditRecord};
 
 /// Records of one source that are written each second. The rest is counted.
 pub const RECORDS_PER_SECOND: u32 = 100;
@@ -47,7 +48,7 @@ struct Shared {
 /// What one source has done in this window.
 #[derive(Debug)]
 struct Source {
-    caller: Option<AuditCaller>,
+    caller: Option<DecisionCaller>,
     passed: u32,
     held_back: Counts,
 }
@@ -80,7 +81,7 @@ struct Line<'a> {
 struct HeldBack<'a> {
     time: String,
     held_back: Counts,
-    from: Option<&'a AuditCaller>,
+    from: Option<&'a DecisionCaller>,
 }
 
 /// Records that the system did not let us write.
@@ -278,11 +279,11 @@ impl Shared {
     }
 
     /// What a caller is counted by: never empty, except for those for whom there is no room.
-    fn key(&self, sources: &HashMap<String, Source>, caller: &AuditCaller) -> String {
+    fn key(&self, sources: &HashMap<String, Source>, caller: &DecisionCaller) -> String {
         let key = match caller {
-            AuditCaller::Vm { domain, vm, .. } => format!("vm {domain}/{vm}"),
-            AuditCaller::Program { uid, .. } => format!("uid {uid}"),
-            AuditCaller::Published { published, .. } => format!("published {published}"),
+            DecisionCaller::Vm { domain, vm, .. } => format!("vm {domain}/{vm}"),
+            DecisionCaller::Program { uid, .. } => format!("uid {uid}"),
+            DecisionCaller::Published { published, .. } => format!("published {published}"),
         };
         if sources.len() < MAX_SOURCES || sources.contains_key(&key) {
             key

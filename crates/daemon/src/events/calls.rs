@@ -9,7 +9,8 @@ use vsock::CircuitId;
 
 use super::{Call, Events};
 use crate::audit::{Audit, RECORDS_PER_SECOND};
-use hostside::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord};
+use device::{DecisionCallee, DecisionCaller};
+use hostside::audit::{AuditDecision, AuditRecord};
 use runtime::rate::{self, Buckets};
 use windows::switchboard::CircuitName;
 use windows::switchboard::pool::WindowState;
@@ -47,7 +48,7 @@ impl CallNotes {
     pub fn note(&self, record: AuditRecord, circuit: Option<CircuitId>) {
         let (to, port) = callee_asked(&record.to);
         let details = EventDetails {
-            vm: matches!(record.to, AuditCallee::Place { .. }).then(|| to.clone()),
+            vm: matches!(record.to, DecisionCallee::Place { .. }).then(|| to.clone()),
             circuit: circuit.map(|id| CircuitName(id).to_string()),
             from: Some(caller_words(&record.from)),
             to: Some(callee_words(&record.to)),
@@ -128,8 +129,8 @@ pub fn observer(events: Events) -> Observer {
 
 /// Calls of the daemon itself, which asks guests for their figures whenever somebody wants the metrics: nobody's decision, and so many that all
 /// else would be pushed out. What is refused of them is told.
-fn is_own_call(caller: &AuditCaller) -> bool {
-    matches!(caller, AuditCaller::Program { pid: Some(pid), .. } if i32::try_from(*pid).is_ok_and(is_us))
+fn is_own_call(caller: &DecisionCaller) -> bool {
+    matches!(caller, DecisionCaller::Program { pid: Some(pid), .. } if i32::try_from(*pid).is_ok_and(is_us))
 }
 
 fn is_us(pid: i32) -> bool {
@@ -178,78 +179,78 @@ fn of_circuit(circuit: &CircuitSnapshot) -> EventDetails {
     }
 }
 
-fn caller_words(caller: &AuditCaller) -> String {
+fn caller_words(caller: &DecisionCaller) -> String {
     match caller {
-        AuditCaller::Vm {
+        DecisionCaller::Vm {
             domain, vm, port, ..
         } => format!("{}:{port}", full_name(domain, vm)),
-        AuditCaller::Program {
+        DecisionCaller::Program {
             uid,
             pid: Some(pid),
         } => format!("host(uid {uid}, pid {pid})"),
-        AuditCaller::Program { uid, pid: None } => format!("host(uid {uid})"),
-        AuditCaller::Published { published, .. } => format!("published({published})"),
+        DecisionCaller::Program { uid, pid: None } => format!("host(uid {uid})"),
+        DecisionCaller::Published { published, .. } => format!("published({published})"),
     }
 }
 
-fn callee_words(callee: &AuditCallee) -> String {
+fn callee_words(callee: &DecisionCallee) -> String {
     match callee {
-        AuditCallee::Vm {
+        DecisionCallee::Vm {
             domain, vm, port, ..
         } => format!("{}:{port}", full_name(domain, vm)),
-        AuditCallee::Place { domain, vm, place } => format!("{}:{place}", full_name(domain, vm)),
-        AuditCallee::Service { service, port, .. } => format!("service({service}):{port}"),
-        AuditCallee::Listener { listener } => format!("host:{listener}"),
-        AuditCallee::Address {
+        DecisionCallee::Place { domain, vm, place } => format!("{}:{place}", full_name(domain, vm)),
+        DecisionCallee::Service { service, port, .. } => format!("service({service}):{port}"),
+        DecisionCallee::Listener { listener } => format!("host:{listener}"),
+        DecisionCallee::Address {
             name: Some(name),
             port,
             ..
         } => format!("{name}:{port}"),
-        AuditCallee::Address {
+        DecisionCallee::Address {
             address: Some(address),
             port,
             ..
         } => format!("{address}:{port}"),
-        AuditCallee::Address { port, .. } => format!("(nowhere):{port}"),
-        AuditCallee::UnknownCid { cid, port } => format!("(CID {cid}):{port}"),
+        DecisionCallee::Address { port, .. } => format!("(nowhere):{port}"),
+        DecisionCallee::UnknownCid { cid, port } => format!("(CID {cid}):{port}"),
     }
 }
 
 /// By what a caller is asked about, as in rules. Programs of one user are one.
-fn caller_asked(caller: &AuditCaller) -> String {
+fn caller_asked(caller: &DecisionCaller) -> String {
     match caller {
-        AuditCaller::Vm { domain, vm, .. } => full_name(domain, vm),
-        AuditCaller::Program { uid, .. } => format!("user:{uid}"),
-        AuditCaller::Published { published, .. } => format!("published:{published}"),
+        DecisionCaller::Vm { domain, vm, .. } => full_name(domain, vm),
+        DecisionCaller::Program { uid, .. } => format!("user:{uid}"),
+        DecisionCaller::Published { published, .. } => format!("published:{published}"),
     }
 }
 
 /// By what a callee is asked about, as in rules, and the port.
-fn callee_asked(callee: &AuditCallee) -> (String, u32) {
+fn callee_asked(callee: &DecisionCallee) -> (String, u32) {
     match callee {
-        AuditCallee::Vm {
+        DecisionCallee::Vm {
             domain, vm, port, ..
         } => (full_name(domain, vm), *port),
-        AuditCallee::Place { domain, vm, .. } => (full_name(domain, vm), wire::agent::PORT),
-        AuditCallee::Service {
+        DecisionCallee::Place { domain, vm, .. } => (full_name(domain, vm), wire::agent::PORT),
+        DecisionCallee::Service {
             domain,
             service,
             port,
         } => (format!("service:{}", full_name(domain, service)), *port),
-        AuditCallee::Listener { listener } => ("host".to_owned(), *listener),
-        AuditCallee::Address {
+        DecisionCallee::Listener { listener } => ("host".to_owned(), *listener),
+        DecisionCallee::Address {
             name: Some(name),
             port,
             ..
         } => (format!("name:{name}"), u32::from(*port)),
-        AuditCallee::Address { address, port, .. } => {
+        DecisionCallee::Address { address, port, .. } => {
             let address = address.map(|address| address.to_string());
             (
                 format!("address:{}", address.unwrap_or_default()),
                 u32::from(*port),
             )
         }
-        AuditCallee::UnknownCid { cid, port } => (format!("cid:{cid}"), *port),
+        DecisionCallee::UnknownCid { cid, port } => (format!("cid:{cid}"), *port),
     }
 }
 
@@ -284,8 +285,8 @@ mod tests {
     fn refusals_of_one_user_are_not_those_of_another() {
         let events = Events::default();
         let notes = CallNotes::new(Audit::start(None).unwrap().0, events.clone());
-        let program = |uid, pid| AuditCaller::Program { uid, pid };
-        let published = AuditCaller::Published {
+        let program = |uid, pid| DecisionCaller::Program { uid, pid };
+        let published = DecisionCaller::Published {
             published: "web".to_owned(),
             peer: Some("192.0.2.1:4000".to_owned()),
         };
@@ -300,7 +301,7 @@ mod tests {
             let record = AuditRecord {
                 decision: AuditDecision::Denied,
                 from,
-                to: AuditCallee::Listener { listener: 80 },
+                to: DecisionCallee::Listener { listener: 80 },
                 redirected_to: None,
                 rule: None,
                 reason: None,
@@ -338,13 +339,13 @@ mod tests {
         let notes = CallNotes::new(Audit::start(None).unwrap().0, events.clone());
         let record = |decision| AuditRecord {
             decision,
-            from: AuditCaller::Vm {
+            from: DecisionCaller::Vm {
                 domain: "default".to_owned(),
                 vm: "ci".to_owned(),
                 cid: 3,
                 port: 1,
             },
-            to: AuditCallee::Address {
+            to: DecisionCallee::Address {
                 name: Some("deb.debian.org".to_owned()),
                 address: None,
                 port: 443,
@@ -371,11 +372,11 @@ mod tests {
         let own = std::process::id();
         let call = |pid, decision| AuditRecord {
             decision,
-            from: AuditCaller::Program {
+            from: DecisionCaller::Program {
                 uid: 0,
                 pid: Some(pid),
             },
-            to: AuditCallee::Listener { listener: 1007 },
+            to: DecisionCallee::Listener { listener: 1007 },
             redirected_to: None,
             rule: None,
             reason: None,

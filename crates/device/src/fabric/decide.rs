@@ -9,27 +9,30 @@ use crate::decision::{Decision, DecisionCallee, DecisionCaller, Observation};
 
 impl Fabric {
     pub(super) fn report_decision(&mut self, decided: &Decided) {
-        // Taken out, so that it can be called while the names are borrowed.
-        let Some(mut sink) = self.decisions.take() else {
+        // One whose caller is gone already is nobody's.
+        let Some(caller) = self.decision_caller(decided.caller) else {
             return;
         };
+        let (cid, port) = (decided.dialled_cid, decided.dialled_port);
+        let callee = |id: Option<CalleeId>| self.decision_callee(id?);
+        let dialled = callee(decided.dialled);
+        let dialled = dialled.unwrap_or(DecisionCallee::UnknownCid { cid, port });
+        let (circuit, reached) = (self.circuit_of(decided), callee(decided.reached));
         let policy = self.switch.policy();
         let rule = decided.rule.and_then(|id| {
             let rule = policy.rule(id)?;
             Some((id, rule.label.as_str()))
         });
-        let callee = |id: Option<CalleeId>| id.and_then(|id| self.decision_callee(id));
-        sink(&Decision {
-            caller: self.decision_caller(decided.caller),
-            circuit: self.circuit_of(decided),
-            dialled_cid: decided.dialled_cid,
-            dialled_port: decided.dialled_port,
-            dialled: callee(decided.dialled),
-            reached: callee(decided.reached),
-            rule,
-            result: decided.result,
-        });
-        self.decisions = Some(sink);
+        if let Some(sink) = &mut self.decisions {
+            sink(Decision {
+                caller,
+                circuit,
+                dialled,
+                reached,
+                rule,
+                result: decided.result,
+            });
+        }
     }
 
     /// The circuit that a call has become.
@@ -80,25 +83,35 @@ impl Fabric {
         }
     }
 
-    fn decision_caller(&self, caller: CallerId) -> DecisionCaller<'_> {
+    fn decision_caller(&self, caller: CallerId) -> Option<DecisionCaller> {
         let who = match caller {
             CallerId::Guest { line, port } => {
-                return match self.switch.address(line) {
-                    Some(vm) => DecisionCaller::Vm { vm, port },
-                    None => DecisionCaller::Unknown,
-                };
+                let vm = self.switch.address(line)?;
+                return Some(DecisionCaller::Vm {
+                    domain: vm.domain.clone(),
+                    vm: vm.name.clone(),
+                    cid: vm.cid,
+                    port,
+                });
             }
             CallerId::HostAttempt { token } => {
                 self.callers.get(token as usize).map(|caller| &caller.who)
             }
             CallerId::HostCircuit { circuit } => self.who_called(circuit),
         };
-        match who {
-            Some(Who::Program(credentials)) => DecisionCaller::Program(*credentials),
-            Some(Who::Represented(program)) => DecisionCaller::Program(program.credentials),
-            Some(Who::Published { name, .. }) => DecisionCaller::Published { name },
-            Some(Who::Vmm | Who::Channel { .. }) | None => DecisionCaller::Unknown,
-        }
+        let program = match who? {
+            Who::Program(credentials) => credentials,
+            Who::Represented(program) => &program.credentials,
+            Who::Published { name, .. } => {
+                let (published, peer) = (name.to_string(), None);
+                return Some(DecisionCaller::Published { published, peer });
+            }
+            Who::Vmm | Who::Channel { .. } => return None,
+        };
+        Some(DecisionCaller::Program {
+            uid: program.uid,
+            pid: u32::try_from(program.pid).ok(),
+        })
     }
 
     fn who_called(&self, id: CircuitId) -> Option<&Who> {
@@ -106,14 +119,26 @@ impl Fabric {
         circuit.who.as_ref().filter(|_| circuit.id == id)
     }
 
-    fn decision_callee(&self, callee: CalleeId) -> Option<DecisionCallee<'_>> {
+    fn decision_callee(&self, callee: CalleeId) -> Option<DecisionCallee> {
         Some(match callee {
-            CalleeId::Guest { line, port } => DecisionCallee::Vm {
-                vm: self.switch.address(line)?,
-                port,
-            },
-            CalleeId::Service(id) => DecisionCallee::Service(self.switch.service(id)?),
-            CalleeId::Listener { port } => DecisionCallee::Listener { port },
+            CalleeId::Guest { line, port } => {
+                let vm = self.switch.address(line)?;
+                DecisionCallee::Vm {
+                    domain: vm.domain.clone(),
+                    vm: vm.name.clone(),
+                    cid: vm.cid,
+                    port,
+                }
+            }
+            CalleeId::Service(id) => {
+                let service = self.switch.service(id)?;
+                DecisionCallee::Service {
+                    domain: service.domain.clone(),
+                    service: service.name.clone(),
+                    port: service.port,
+                }
+            }
+            CalleeId::Listener { port } => DecisionCallee::Listener { listener: port },
         })
     }
 }

@@ -18,7 +18,7 @@ use device::{
 };
 use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Redirect, Rule,
-    RuleLimits, ServiceEntry, ServiceId, Verdict, VmPattern,
+    RuleLimits, ServiceEntry, ServiceId, Verdict, VmPattern, full_name,
 };
 use tempfile::TempDir;
 use vsock::{Limits, Reason};
@@ -63,15 +63,17 @@ impl House {
         let (heard, decisions) = channel();
         fabric.set_decision_sink(Box::new(move |decision| {
             let caller = match decision.caller {
-                DecisionCaller::Vm { vm, .. } => vm.full_name(),
-                DecisionCaller::Published { name } => format!("published {name}"),
-                _ => "?".to_owned(),
+                DecisionCaller::Vm { domain, vm, .. } => full_name(&domain, &vm),
+                DecisionCaller::Published { published, .. } => format!("published {published}"),
+                DecisionCaller::Program { .. } => "?".to_owned(),
             };
-            let callee = match decision.reached.or(decision.dialled) {
-                Some(DecisionCallee::Vm { vm, port }) => format!("{}:{port}", vm.full_name()),
-                Some(DecisionCallee::Service(service)) => format!("service {}", service.name),
-                Some(DecisionCallee::Listener { port }) => format!("host:{port}"),
-                None => "?".to_owned(),
+            let callee = match decision.reached.unwrap_or(decision.dialled) {
+                DecisionCallee::Vm {
+                    domain, vm, port, ..
+                } => format!("{}:{port}", full_name(&domain, &vm)),
+                DecisionCallee::Service { service, .. } => format!("service {service}"),
+                DecisionCallee::Listener { listener } => format!("host:{listener}"),
+                _ => "?".to_owned(),
             };
             let words = format!("{caller} -> {callee}");
             // The test may have heard enough.

@@ -41,7 +41,8 @@ use super::resolver::{LOOKUP_TIMEOUT, LookupError};
 use super::rules::{Place, Share};
 use super::shared::{InForce, Shared, count};
 use super::tcp;
-use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord, AuditRule};
+use crate::audit::{AuditDecision, AuditRecord, AuditRule};
+use device::{DecisionCallee, DecisionCaller};
 
 /// How long a guest may take to say where it wants to go.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -346,13 +347,13 @@ impl Guest {
         };
         (self.shared.audit)(AuditRecord {
             decision,
-            from: AuditCaller::Vm {
+            from: DecisionCaller::Vm {
                 domain: self.vm.domain.clone(),
                 vm: self.vm.name.clone(),
                 cid: self.vm.cid,
                 port: self.source_port,
             },
-            to: AuditCallee::Address {
+            to: DecisionCallee::Address {
                 name,
                 address: address.or(asked),
                 port: to.port,

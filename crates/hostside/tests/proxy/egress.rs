@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use config::ServiceTarget;
-use device::Called;
-use hostside::audit::{AuditCallee, AuditDecision};
+use device::{Called, DecisionCallee};
+use hostside::audit::AuditDecision;
 use policy::{CalleePattern, NamePattern, Network, Policy, Rule, RuleLimits, ServiceId, Verdict};
 use wire::vsock::SocketType;
 
@@ -121,7 +121,7 @@ fn a_guest_reaches_a_name_that_a_rule_allows() {
     assert_eq!(record.rule.expect("a rule").index, 0);
     assert_eq!(
         record.to,
-        AuditCallee::Address {
+        DecisionCallee::Address {
             name: Some("files.test".to_owned()),
             address: Some(address.ip()),
             port,

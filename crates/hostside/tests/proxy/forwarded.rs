@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use agent::session::{Options, serve};
 use config::{GuestPort, Publish, PublishListen};
-use device::{PublishedCall, PublishedTo};
-use hostside::audit::{AuditCallee, AuditCaller, AuditDecision};
+use device::{DecisionCallee, DecisionCaller, PublishedCall, PublishedTo};
+use hostside::audit::AuditDecision;
 use proxy_header::{ParseConfig, ProxyHeader};
 use rustix::net::sockopt::set_socket_linger;
 use vsock::{CircuitId, Reason};
@@ -72,11 +72,11 @@ impl Scene {
     fn refusal(&self) -> String {
         let record = self.stand.audit.recv_timeout(PATIENCE).expect("a record");
         assert_eq!(record.decision, AuditDecision::Failed);
-        let AuditCallee::Place { domain, vm, .. } = &record.to else {
+        let DecisionCallee::Place { domain, vm, .. } = &record.to else {
             panic!("{record:?}");
         };
         assert_eq!((domain.as_str(), vm.as_str()), ("red", "web"));
-        let AuditCaller::Published { published, peer } = &record.from else {
+        let DecisionCaller::Published { published, peer } = &record.from else {
             panic!("{record:?}");
         };
         assert!(published == "front" && peer.is_some());

@@ -21,12 +21,13 @@ use wire::agent::{
 use wire::vsock::SocketType;
 
 use super::{Before, Outgoing, Standing, dial_guest, log_refusal};
-use crate::audit::{AuditCallee, AuditCaller, AuditDecision, AuditRecord};
+use crate::audit::{AuditDecision, AuditRecord};
 use crate::forwarded::{FrameReader, FrameWriter};
 use crate::hello::harmless;
 use crate::proxy::relay::{CircuitEnd, Socket, relay};
 use crate::proxy::rules::Share;
 use crate::proxy::shared::Shared;
+use device::{DecisionCallee, DecisionCaller};
 
 /// Connections that one published port carries at once: an agent carries no more.
 pub(super) const MAX_CARRIED: u32 = MAX_CONNECTIONS as u32;
@@ -119,11 +120,11 @@ fn report(shared: &Shared, publish: &Standing, peer: Option<String>, refusal: &R
         Refusal::Call(_) => {}
         Refusal::Agent(words) | Refusal::WrongProof(words) => (shared.audit)(AuditRecord {
             decision: AuditDecision::Failed,
-            from: AuditCaller::Published {
+            from: DecisionCaller::Published {
                 published: publish.name.clone(),
                 peer,
             },
-            to: AuditCallee::Place {
+            to: DecisionCallee::Place {
                 domain: publish.to.domain.clone(),
                 vm: publish.to.vm.clone(),
                 place: publish.to.port.to_string(),
