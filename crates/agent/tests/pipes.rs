@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Agent, is_running, shell, wait_until, words};
+use common::{Agent, is_running, on_terminal, shell, wait_until, words};
 use wire::agent::{CAPABILITY_EXEC, ErrorKind, ExecStart, ExitStatus, Frame, Stream};
 
 #[test]
@@ -19,6 +19,23 @@ fn output_error_and_exit_code_arrive() {
         [Stream::Stdout, Stream::Stderr],
         "both ends are said before the exit"
     );
+}
+
+#[test]
+fn what_is_run_is_ended_like_others_when_memory_runs_out() {
+    let agent = Agent::start();
+    // As the agent's unit sets it; or as far as this user may.
+    let path = format!("/proc/{}/oom_score_adj", agent.pid());
+    if std::fs::write(path, "-900").is_err() {
+        println!("not tried: this user may spare no process");
+        return;
+    }
+    let request = || words(&["cat", "/proc/self/oom_score_adj"]);
+    for request in [request(), on_terminal(request())] {
+        let mut client = agent.exec(request);
+        assert_eq!(client.expect_exit(), ExitStatus::Code(0));
+        assert_eq!(client.transcript.text().trim(), "0");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! - [`foreground`] is the parent of one command: its signals, its exit code.
 //! - [`links`] finds files by paths that no other user can lead astray.
 //! - [`namespaces`] gives this process a network namespace of its own.
+//! - [`oom`] has programs be ended like others when memory runs out.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.
 //! - [`sockets`] says whether a process listens at a UNIX socket, and sets options.
 //! - [`supervise`] starts programs of which some system calls are answered here.
@@ -14,6 +15,7 @@ pub mod ethernet;
 pub mod foreground;
 pub mod links;
 pub mod namespaces;
+pub mod oom;
 pub mod peer;
 pub mod sockets;
 pub mod supervise;
