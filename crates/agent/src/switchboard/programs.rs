@@ -24,7 +24,7 @@ use crate::transport::{listen_at_path_with_mode, peer_user};
 /// Every program may ask. What it then may call is decided by the host, as for its own vsock sockets.
 const SOCKET_MODE: u32 = 0o666;
 
-/// The most programs that may be asking or listening at a time: of all users, and of each.
+/// The most programs that may be asking or listening at a time: of all users, and of each. As many as of one are kept for root and the agent's own user.
 pub(super) const MAX_PROGRAMS: usize = 256;
 pub(super) const MAX_PROGRAMS_OF_USER: usize = 64;
 
@@ -74,7 +74,7 @@ pub(super) struct Program {
 impl Program {
     /// Whether it may do what only root and the agent's own user may.
     pub(super) fn is_privileged(&self) -> bool {
-        self.user == 0 || self.user == rustix::process::geteuid().as_raw()
+        is_privileged(self.user)
     }
 
     /// Gives it an answer. Not if it has left too much unread.
@@ -126,6 +126,10 @@ impl Program {
             };
         }
     }
+}
+
+fn is_privileged(user: u32) -> bool {
+    user == 0 || user == rustix::process::geteuid().as_raw()
 }
 
 /// Where the socket is; nothing if none is wanted.
@@ -248,9 +252,11 @@ impl Seats {
     fn take(self: &Arc<Self>, user: u32) -> Option<Seat> {
         // No thread panics while holding it.
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let total: usize = taken.values().sum();
+        let others = taken.iter().filter(|(user, _)| !is_privileged(**user));
+        let others: usize = others.map(|(_, count)| count).sum();
+        let is_full = !is_privileged(user) && others >= MAX_PROGRAMS - MAX_PROGRAMS_OF_USER;
         let own = taken.get(&user).copied().unwrap_or(0);
-        if total >= MAX_PROGRAMS || own >= MAX_PROGRAMS_OF_USER {
+        if is_full || own >= MAX_PROGRAMS_OF_USER {
             return None;
         }
         taken.insert(user, own + 1);
@@ -287,17 +293,23 @@ mod tests {
     #[test]
     fn there_are_so_many_seats_for_a_user_and_for_all() {
         let seats = Arc::new(Seats::default());
+        // None of them is this test's own, nor root.
+        let user = |number: usize| 3_000_000 + number as u32;
         let mut of_one: Vec<_> = (0..MAX_PROGRAMS_OF_USER)
-            .map(|_| seats.take(1).unwrap())
+            .map(|_| seats.take(user(0)).unwrap())
             .collect();
-        assert!(seats.take(1).is_none());
-        let others: Vec<_> = (MAX_PROGRAMS_OF_USER..MAX_PROGRAMS)
-            .map(|number| seats.take(2 + number as u32 / 50).unwrap())
+        assert!(seats.take(user(0)).is_none());
+        let others: Vec<_> = (MAX_PROGRAMS_OF_USER..MAX_PROGRAMS - MAX_PROGRAMS_OF_USER)
+            .map(|number| seats.take(user(1 + number / 50)).unwrap())
             .collect();
-        assert!(seats.take(1000).is_none(), "all are taken");
+        assert!(seats.take(user(1000)).is_none(), "all are taken");
+        let of_root: Vec<_> = (0..MAX_PROGRAMS_OF_USER)
+            .map(|_| seats.take(0).unwrap())
+            .collect();
+        assert!(seats.take(0).is_none());
         of_one.pop();
-        drop(seats.take(1000).unwrap());
-        drop((of_one, others));
+        drop(seats.take(user(1000)).unwrap());
+        drop((of_one, others, of_root));
         assert!(seats.taken.lock().unwrap().is_empty());
     }
 }
