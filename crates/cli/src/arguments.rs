@@ -35,7 +35,7 @@ pub use policy::{PolicyCheck, PolicyCommand, PolicyTest};
 pub use run::RunArguments;
 
 pub use top::TopArguments;
-pub use values::{Size, Time};
+pub use values::{Patience, Size, Time};
 pub use web::Web;
 
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};

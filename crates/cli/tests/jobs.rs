@@ -125,6 +125,30 @@ fn a_guest_that_does_not_go_is_told_of() {
 }
 
 #[test]
+fn a_guest_whose_vmm_ends_does_not_come_back_of_a_reboot() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let guest = Guest::start(&daemon, "web", &POWER_TOOLS);
+    let outcome = std::thread::scope(|scope| {
+        let reboot = scope.spawn(|| run(&daemon, &["reboot", "web", "--timeout", "2m"]));
+        guest.wait_for_file("power");
+        guest.leave(&daemon, "web", true);
+        reboot.join().unwrap()
+    });
+    let [waits, ended] = outcome.err.lines().collect::<Vec<_>>()[..] else {
+        panic!("{}", outcome.err)
+    };
+    assert!(
+        waits.starts_with(
+            "waiting up to 118 s more for VM \"web\" to come back of its reboot: no VMM"
+        ),
+        "{waits}"
+    );
+    assert!(ended.contains("its VMM has ended"), "{ended}");
+    assert!(ended.ends_with("start it again"), "{ended}");
+    assert_eq!(outcome.code, Some(1));
+}
+
+#[test]
 fn all_guests_are_shut_down_together() {
     let daemon = FakeDaemon::start(&["name=web", "name=db", "name=off", "name=booting"], &[]);
     daemon.worker().set_state("booting", true, true);

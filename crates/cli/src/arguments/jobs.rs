@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::Time;
+use super::{Patience, Time};
 
 /// The options of `stats`.
 #[derive(Debug, Args)]
@@ -115,9 +115,9 @@ pub struct Shutdown {
     /// Shut down all VMs of the daemon, at the same time
     #[arg(long, conflicts_with = "name")]
     pub all: bool,
-    /// How long to wait for it, in seconds, 1 to 86400
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub timeout: u64,
+    /// How long to wait for it, 1s to 24h
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    pub timeout: Patience,
     /// Tell the guest's kernel to stop, after writing everything to disk, if the guest has no way of its own or takes longer than two thirds of the timeout
     #[arg(long)]
     pub force: bool,
@@ -128,13 +128,15 @@ pub struct Shutdown {
 
 /// The options of `reboot`.
 #[derive(Debug, Args)]
-#[command(after_help = "Waits until the guest's agent is there again, in another boot.")]
+#[command(after_help = "\
+Waits until the guest's agent is there again, in another boot. A VMM that ends when its guest reboots, as QEMU with -no-reboot does, has to be
+started again: that is said, with exit code 1.")]
 pub struct Reboot {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
-    /// How long to wait for it, in seconds, 1 to 86400
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub timeout: u64,
+    /// How long to wait for it, 1s to 24h
+    #[arg(long, value_name = "TIME", default_value = "120s")]
+    pub timeout: Patience,
     /// Tell the guest's kernel to start again, after writing everything to disk, if the guest has no way of its own or takes longer than two thirds of the timeout
     #[arg(long)]
     pub force: bool,
@@ -147,9 +149,9 @@ The guest is suspended to memory, and its VMM has to wake it up (of QEMU: system
 pub struct Suspend {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
-    /// How long to wait for it, in seconds, 1 to 86400
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub timeout: u64,
+    /// How long to wait for it, 1s to 24h
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    pub timeout: Patience,
 }
 
 /// The options of `freeze`.

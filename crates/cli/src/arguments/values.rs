@@ -33,6 +33,31 @@ impl std::str::FromStr for Size {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Time(pub Duration);
 
+/// How long something may take, as it is written: `60`, `60s`, `2m`, `1h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience(pub Duration);
+
+impl std::str::FromStr for Patience {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Patience, String> {
+        let expected =
+            || "expected 1s to 24h: a number of seconds, or one with s, m or h".to_owned();
+        let (digits, unit) = match text.as_bytes().last() {
+            Some(b's') => (&text[..text.len() - 1], 1),
+            Some(b'm') => (&text[..text.len() - 1], 60),
+            Some(b'h') => (&text[..text.len() - 1], 3600),
+            _ => (text, 1),
+        };
+        let number: u32 = parse_digits(digits).ok_or_else(expected)?;
+        let seconds = u64::from(number) * unit;
+        if !(1..=86_400).contains(&seconds) {
+            return Err(expected());
+        }
+        Ok(Patience(Duration::from_secs(seconds)))
+    }
+}
+
 /// The shortest and the longest time.
 const MIN_TIME: Duration = Duration::from_millis(100);
 const MAX_TIME: Duration = Duration::from_secs(3600);
@@ -91,6 +116,28 @@ mod tests {
             ("1G", None),
         ] {
             assert_eq!(text.parse::<Size>().ok(), size.map(Size), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn patience_is_read_at_its_limits() {
+        for (text, seconds) in [
+            ("1", Some(1)),
+            ("60s", Some(60)),
+            ("2m", Some(120)),
+            ("24h", Some(86_400)),
+            ("86400", Some(86_400)),
+            ("86401", None),
+            ("25h", None),
+            ("0", None),
+            ("", None),
+            ("s", None),
+            ("500ms", None),
+            ("-1", None),
+            ("é", None),
+        ] {
+            let patience = seconds.map(|seconds| Patience(Duration::from_secs(seconds)));
+            assert_eq!(text.parse::<Patience>().ok(), patience, "{text:?}");
         }
     }
 

@@ -14,7 +14,26 @@ use crate::failure::Failure;
 use crate::guest::GuestError;
 
 /// How long commands wait for a guest before they say so.
-const QUIET_WAIT: Duration = Duration::from_secs(2);
+pub const QUIET_WAIT: Duration = Duration::from_secs(2);
+
+/// Does this, and says something once it has taken [`QUIET_WAIT`], if it may take longer. Where the system has no more threads, nothing is said.
+pub fn say_if_slow<T>(limit: Duration, say: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
+    let (done, is_done) = channel::<()>();
+    std::thread::scope(|scope| {
+        if limit > QUIET_WAIT {
+            let teller = std::thread::Builder::new().name("teller".into());
+            let _ = teller.spawn_scoped(scope, move || {
+                // It ends when the other end is dropped.
+                if is_done.recv_timeout(QUIET_WAIT) == Err(RecvTimeoutError::Timeout) {
+                    say();
+                }
+            });
+        }
+        let result = work();
+        drop(done);
+        result
+    })
+}
 
 impl Client {
     /// One VM, once its agent is there, for a command that connects to it. Waits for `timeout` at most, and after [`QUIET_WAIT`] says on standard error
@@ -30,20 +49,8 @@ impl Client {
         if access(&vm.host, Access::WRITE_OK) == Err(Errno::ACCESS) {
             return Err(GuestError::Denied { path: vm.host }.into());
         }
-        let (done, is_done) = channel::<()>();
-        std::thread::scope(|scope| {
-            if timeout > QUIET_WAIT {
-                scope.spawn(move || {
-                    // It ends when the other end is dropped.
-                    if is_done.recv_timeout(QUIET_WAIT) == Err(RecvTimeoutError::Timeout) {
-                        self.tell_of_waiting(name, timeout - QUIET_WAIT);
-                    }
-                });
-            }
-            let ready = self.await_ready(name, timeout);
-            drop(done);
-            ready
-        })
+        let say = || self.tell_of_waiting(name, timeout.saturating_sub(QUIET_WAIT));
+        say_if_slow(timeout, say, || self.await_ready(name, timeout))
     }
 
     /// Says what is waited for, and for how long. With standard error closed there is no place for the line.

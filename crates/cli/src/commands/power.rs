@@ -4,7 +4,8 @@
 //! guest's driver has let go of the line, or its VMM has. Of a VM with a serial port only its agent and its VMM can be seen, and of one whose
 //! VMM has a vsock device of its own its agent, and whether the VMM's socket is served: there an agent that stays away counts.
 
-use std::io;
+use std::collections::BTreeSet;
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -16,7 +17,7 @@ use wire::agent::job::Power;
 
 use super::print;
 use crate::arguments::{Reboot, Shutdown, Suspend};
-use crate::client::Client;
+use crate::client::{Client, QUIET_WAIT, say_if_slow};
 use crate::failure::Failure;
 use crate::jobs::power::{Underway, ask, is_awake};
 use crate::unix;
@@ -30,7 +31,8 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// For how long the agent of a VM has to be away until it counts as off, if nothing else can be seen of it.
 const AWAY: Duration = Duration::from_secs(10);
 
-/// For how long a VMM has to be away from a serial port until its guest counts as off. QEMU that was only cut off is back within a second.
+/// For how long a VMM has to be away from a serial port until its guest counts as off, and from any line until it does not come back of a reboot. QEMU that
+/// was only cut off is back within a second, and a VMM that starts a guest anew by a new connection, too.
 const UNPLUGGED: Duration = Duration::from_secs(3);
 
 /// For how long the agent of a VM that runs is waited for.
@@ -48,7 +50,7 @@ pub fn shutdown(client: &Client, options: &Shutdown) -> Result<(), Failure> {
             Power::Shutdown
         },
         force: options.force,
-        timeout: Duration::from_secs(options.timeout),
+        timeout: options.timeout.0,
     };
     match &options.name {
         Some(name) => order.give(client, name),
@@ -64,7 +66,7 @@ pub fn reboot(client: &Client, options: &Reboot) -> Result<(), Failure> {
     let order = Order {
         action: Power::Reboot,
         force: options.force,
-        timeout: Duration::from_secs(options.timeout),
+        timeout: options.timeout.0,
     };
     order.give(client, &options.name)
 }
@@ -77,7 +79,7 @@ pub fn suspend(client: &Client, options: &Suspend) -> Result<(), Failure> {
     let order = Order {
         action: Power::Suspend,
         force: false,
-        timeout: Duration::from_secs(options.timeout),
+        timeout: options.timeout.0,
     };
     order.give(client, &options.name)
 }
@@ -90,6 +92,17 @@ struct Order {
     action: Power,
     force: bool,
     timeout: Duration,
+}
+
+/// Why a reboot cannot be waited for any longer.
+const VMM_LEFT: &str = "its VMM has ended (it may have been told not to reboot, as QEMU's -no-reboot does): start it again";
+
+/// How the wait for it ended.
+enum End {
+    Done,
+    NotInTime,
+    /// The VMM of a guest that reboots has left its line.
+    VmmLeft,
 }
 
 /// What became of it.
@@ -108,7 +121,18 @@ impl Order {
             let patience = CALL_PATIENCE.min(self.timeout);
             vm = client.wait_ready(name, patience).unwrap_or(vm);
         }
-        match self.carry_out(&|name| client.find(name), &vm) {
+        let full_name = vm.full_name();
+        let say = || {
+            let Ok(Some(now)) = client.find(&full_name) else {
+                return;
+            };
+            let line = self.waited_for(&now);
+            let _ = writeln!(io::stderr(), "{line}");
+        };
+        let outcome = say_if_slow(self.timeout, say, || {
+            self.carry_out(&|name| client.find(name), &vm)
+        });
+        match outcome {
             Outcome::Done(words) => print(&format!("{}: {words}\n", vm.full_name())),
             Outcome::LeftAlone(words) if vm.state == VmState::Waiting => {
                 print(&format!("{}: {words}\n", vm.full_name()))
@@ -134,7 +158,7 @@ impl Order {
             Err(error) => return Outcome::Failed(error.to_string()),
         };
         match self.wait(find, before, &mut underway, begun) {
-            Ok(true) => Outcome::Done(format!(
+            Ok(End::Done) => Outcome::Done(format!(
                 "{} after {:.1} s{}",
                 self.done(),
                 begun.elapsed().as_secs_f64(),
@@ -143,7 +167,8 @@ impl Order {
                     Power::Shutdown | Power::Reboot => "",
                 }
             )),
-            Ok(false) => Outcome::Failed(self.not_done(underway.way.as_deref())),
+            Ok(End::NotInTime) => Outcome::Failed(self.not_done(underway.way.as_deref())),
+            Ok(End::VmmLeft) => Outcome::Failed(VMM_LEFT.to_owned()),
             Err(words) => Outcome::Failed(words),
         }
     }
@@ -158,10 +183,10 @@ impl Order {
             (Power::Suspend, _) | (Power::Reboot, true) => "",
             (Power::Reboot, false) => "; `--force` tells its kernel directly",
             (Power::Shutdown, true) => {
-                "; where its agent is silent the guest has halted, and its VMM has to be ended"
+                "; where its agent is silent the guest has halted, and its VMM has to be ended (QEMU may go on when a guest that slept powers off: docs/qemu.md)"
             }
             (Power::Shutdown, false) => {
-                "; `--force` tells its kernel directly, and where its agent is silent the guest has halted, and its VMM has to be ended"
+                "; `--force` tells its kernel directly, and where its agent is silent the guest has halted, and its VMM has to be ended (QEMU may go on when a guest that slept powers off: docs/qemu.md)"
             }
         };
         format!(
@@ -180,16 +205,38 @@ impl Order {
         }
     }
 
-    /// Whether it was done in time.
+    /// What is waited for, of a VM that has come so far.
+    fn waited_for(&self, now: &VmStatus) -> String {
+        let state = match now.state {
+            VmState::Ready => "its agent is still there".to_owned(),
+            _ => now.state_in_words(),
+        };
+        format!(
+            "waiting up to {} s more for VM {:?} to {}: {state}",
+            self.timeout.saturating_sub(QUIET_WAIT).as_secs(),
+            now.full_name(),
+            self.to_do(),
+        )
+    }
+
+    fn to_do(&self) -> &'static str {
+        match self.action {
+            Power::Shutdown => "shut down",
+            Power::Reboot => "come back of its reboot",
+            Power::Suspend => "fall asleep",
+        }
+    }
+
+    /// Wait until it is done, cannot be done any more, or the time is over.
     fn wait(
         &self,
         find: Find<'_>,
         before: &VmStatus,
         underway: &mut Underway,
         begun: Instant,
-    ) -> Result<bool, String> {
+    ) -> Result<End, String> {
         let name = before.full_name();
-        let (mut away_since, mut unplugged_since, mut silent) = (None, None, 0);
+        let (mut away, mut silent) = (Away::default(), 0);
         while begun.elapsed() < self.timeout {
             underway.listen(LOOK).map_err(|error| error.to_string())?;
             if self.action == Power::Suspend {
@@ -200,48 +247,69 @@ impl Order {
                     silent + 1
                 };
                 if silent >= 2 {
-                    return Ok(true);
+                    return Ok(End::Done);
                 }
                 continue;
             }
             let now = match find(&name).map_err(|failure| failure.to_string())? {
                 Some(now) => now,
-                None => return Ok(true),
+                None => return Ok(End::Done),
             };
-            if now.state == VmState::Ready {
-                away_since = None;
-            } else {
-                away_since.get_or_insert_with(Instant::now);
+            away.saw(&now);
+            if self.is_done(before, &now, &away) {
+                return Ok(End::Done);
             }
-            if now.attached {
-                unplugged_since = None;
-            } else {
-                unplugged_since.get_or_insert_with(Instant::now);
-            }
-            // Behind a serial port the guest counts as booted until the VMM has been away for a minute, since it may connect again.
-            let is_unplugged = now.kind == LineKind::Serial
-                && unplugged_since.is_some_and(|since| since.elapsed() >= UNPLUGGED);
-            let is_off = self.action == Power::Shutdown && is_unplugged;
-            if is_off || self.is_done(before, &now, away_since) {
-                return Ok(true);
+            if self.action == Power::Reboot && Away::for_long(away.vmm, UNPLUGGED) {
+                return Ok(End::VmmLeft);
             }
         }
-        Ok(false)
+        Ok(End::NotInTime)
     }
 
-    fn is_done(&self, before: &VmStatus, now: &VmStatus, away_since: Option<Instant>) -> bool {
+    fn is_done(&self, before: &VmStatus, now: &VmStatus, away: &Away) -> bool {
         let boot = |vm: &VmStatus| vm.agent.as_ref().map(|agent| agent.boot_id.clone());
         let is_another_boot = now.state == VmState::Ready && boot(before) != boot(now);
-        let is_long_away = away_since.is_some_and(|since| since.elapsed() >= AWAY);
+        let is_long_away = Away::for_long(away.agent, AWAY);
         match (self.action, now.state) {
             // A VMM that starts its guest again at once has shut it down all the same.
             (Power::Shutdown, VmState::Ready) | (Power::Reboot, _) => is_another_boot,
+            // Behind a serial port the VMM may have been cut off only, and connect again.
+            (_, VmState::Waiting) if now.kind == LineKind::Serial => {
+                Away::for_long(away.vmm, UNPLUGGED)
+            }
             (_, VmState::Waiting) => true,
             // Of a guest with a serial port only, nothing but its agent answers there.
             (_, VmState::Attached) => now.kind != LineKind::Serial || is_long_away,
             (_, VmState::Joined) => !is_served(now.vmm_socket()) || is_long_away,
             (_, VmState::Booted | VmState::Ready) => false,
         }
+    }
+}
+
+/// Since when the parts of a VM are away.
+#[derive(Default)]
+struct Away {
+    agent: Option<Instant>,
+    vmm: Option<Instant>,
+}
+
+impl Away {
+    fn saw(&mut self, now: &VmStatus) {
+        let has_vmm = match now.state {
+            VmState::Joined => is_served(now.vmm_socket()),
+            VmState::Ready => true,
+            _ => now.attached,
+        };
+        let since = |away: &mut Option<Instant>, is_here: bool| match is_here {
+            true => *away = None,
+            false => *away = away.or_else(|| Some(Instant::now())),
+        };
+        since(&mut self.agent, now.state == VmState::Ready);
+        since(&mut self.vmm, has_vmm);
+    }
+
+    fn for_long(since: Option<Instant>, time: Duration) -> bool {
+        since.is_some_and(|since| since.elapsed() >= time)
     }
 }
 
@@ -332,7 +400,18 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
     let lines = Lines::new(look);
     let most = most_at_once(getrlimit(Resource::Nofile).current);
     let (failures, printed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
-    at_once(&vms, most, |vm| {
+    let pending = Mutex::new(vms.iter().map(VmStatus::full_name).collect::<BTreeSet<_>>());
+    let say = || {
+        let pending = pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let names: Vec<&str> = pending.iter().map(String::as_str).collect();
+        let left = order.timeout.saturating_sub(QUIET_WAIT).as_secs();
+        let (to_do, names) = (order.to_do(), names.join(", "));
+        let _ = writeln!(
+            io::stderr(),
+            "waiting up to {left} s more for these to {to_do}: {names}"
+        );
+    };
+    let each = |vm: &VmStatus| {
         let find = |name: &str| lines.find(name, Instant::now());
         let words = match order.carry_out(&find, vm) {
             Outcome::Done(words) | Outcome::LeftAlone(words) => words,
@@ -347,7 +426,10 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
                 *printed = result;
             }
         }
-    });
+        let mut pending = pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.remove(&vm.full_name());
+    };
+    say_if_slow(order.timeout, say, || at_once(&vms, most, each));
     match failures.into_inner() {
         0 => printed.into_inner().unwrap_or(Ok(())),
         1 => Err(Failure::failed("one guest failed")),
@@ -446,12 +528,18 @@ mod tests {
                 timeout: Duration::from_secs(1),
             };
             let before = vm(kind, "ready", Some("first"));
-            order.is_done(&before, &vm(kind, state, boot), away_since)
+            let away = Away {
+                agent: away_since,
+                vmm: away_since,
+            };
+            order.is_done(&before, &vm(kind, state, boot), &away)
         };
         let shut =
             |kind, state, away_since| is_done(Power::Shutdown, kind, state, None, away_since);
         for kind in ["vsock", "serial", "hybrid"] {
-            assert!(shut(kind, "waiting", just_now), "{kind}");
+            // A serial port's VMM may have been cut off only.
+            assert_eq!(shut(kind, "waiting", just_now), kind != "serial", "{kind}");
+            assert!(shut(kind, "waiting", long_ago), "{kind}");
             assert!(!is_done(
                 Power::Shutdown,
                 kind,
