@@ -11,9 +11,12 @@
 //! | `address:10.0.0.0/8`, `name:*.debian.org` | addresses beyond the host, through egress |
 //! | `any` | everybody above: VMs and services of the rule's domain, and every address |
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
-use policy::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, Redirect, VmPattern};
+use policy::{
+    CalleePattern, CallerPattern, IpNet, Ipv4Net, Ipv6Net, NamePattern, PortRange, Redirect,
+    VmPattern,
+};
 use wire::agent::forward::Place;
 
 use crate::input::{InputError, check_name, check_name_of};
@@ -241,10 +244,7 @@ fn scope<'a>(text: &'a str, domain: &str) -> Result<(String, &'a str), InputErro
 
 fn everybody(domain: &str) -> Vec<CalleePattern> {
     let domain = || domain.to_owned();
-    let all = [
-        Network::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
-        Network::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0),
-    ];
+    let all = [Ipv4Net::default().into(), Ipv6Net::default().into()];
     let mut callees = vec![
         CalleePattern::Vms(VmPattern::Any { domain: domain() }),
         CalleePattern::Service {
@@ -254,7 +254,7 @@ fn everybody(domain: &str) -> Vec<CalleePattern> {
         CalleePattern::Listeners,
         CalleePattern::Name(NamePattern::Any),
     ];
-    callees.extend(all.into_iter().flatten().map(CalleePattern::Network));
+    callees.extend(all.map(CalleePattern::Network));
     callees
 }
 
@@ -285,7 +285,7 @@ fn parse_dns_pattern(text: &str) -> Result<NamePattern, InputError> {
     }
 }
 
-fn parse_network(text: &str) -> Result<Network, InputError> {
+fn parse_network(text: &str) -> Result<IpNet, InputError> {
     let wrong = || {
         malformed(
             "an address or a network",
@@ -306,44 +306,21 @@ fn parse_network(text: &str) -> Result<Network, InputError> {
         }
         Some(_) => return Err(wrong()),
     };
-    if prefix_len > bits {
-        return Err(wrong());
-    }
+    let network = IpNet::new(address, prefix_len).map_err(|_| wrong())?;
     if let IpAddr::V6(address) = address {
         if let Some(mapped) = address.to_ipv4_mapped() {
             let remedy = format!("an IPv4 address is written as such: \"address:{mapped}\"");
             return Err(malformed("an address or a network", text, &remedy));
         }
     }
-    Network::new(address, prefix_len).ok_or_else(|| {
-        let meant = Network::new(masked(address, prefix_len), prefix_len);
-        let remedy = match meant {
-            Some(network) => format!(
-                "the bits behind the prefix are not zero: write \"address:{}/{prefix_len}\" for the network, or \"address:{address}\"",
-                network.address()
-            ),
-            None => "the bits behind the prefix are not zero".to_owned(),
-        };
-        malformed("an address or a network", text, &remedy)
-    })
-}
-
-/// The first address of the network that an address is in.
-fn masked(address: IpAddr, prefix_len: u8) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => {
-            let mask = u32::MAX
-                .checked_shl(32 - u32::from(prefix_len))
-                .unwrap_or(0);
-            IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
-        }
-        IpAddr::V6(address) => {
-            let mask = u128::MAX
-                .checked_shl(128 - u32::from(prefix_len))
-                .unwrap_or(0);
-            IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
-        }
+    if network == network.trunc() {
+        return Ok(network);
     }
+    let remedy = format!(
+        "the bits behind the prefix are not zero: write \"address:{}\" for the network, or \"address:{address}\"",
+        network.trunc()
+    );
+    Err(malformed("an address or a network", text, &remedy))
 }
 
 /// Reads an IPv4 address.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use policy::{
-    Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, NamePattern, Network, Policy,
+    Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, IpNet, NamePattern, Policy,
     PortRange, Rule, RuleSet, VmPattern,
 };
 
@@ -197,7 +197,7 @@ fn count(policy: &Policy, set: &RuleSet) -> u32 {
 }
 
 fn network(address: IpAddr, prefix_len: u8) -> CalleePattern {
-    CalleePattern::Network(Network::new(address, prefix_len).expect("a network"))
+    CalleePattern::Network(IpNet::new(address, prefix_len).expect("a network"))
 }
 
 /// The first bits of an address, the others zero.

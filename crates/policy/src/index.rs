@@ -6,10 +6,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::nested::{self, Nested};
-use crate::rule::{
-    Callee, CalleePattern, Caller, CallerPattern, NamePattern, Network, Rule, VmPattern,
-};
+use crate::nested::Nested;
+use ipnet::IpNet;
+
+use crate::rule::{Callee, CalleePattern, Caller, CallerPattern, NamePattern, Rule, VmPattern};
 use crate::set::{Members, RuleSet};
 
 /// Rules by their callers.
@@ -85,7 +85,7 @@ pub(super) struct CalleeIndex {
     /// By domain.
     services: HashMap<String, Names>,
     listeners: Members,
-    networks: Nested<Network>,
+    networks: Nested<IpNet>,
     names: Names,
 }
 
@@ -95,7 +95,7 @@ impl CalleeIndex {
         let mut machines = Machines::default();
         let mut services: HashMap<String, NamesBuilder> = HashMap::new();
         let mut listeners = Members::default();
-        let mut networks: BTreeMap<Network, Members> = BTreeMap::new();
+        let mut networks: BTreeMap<IpNet, Members> = BTreeMap::new();
         let mut names = NamesBuilder::default();
         for (rule, number) in rules.iter().zip(0_u32..) {
             for pattern in &rule.to {
@@ -111,7 +111,9 @@ impl CalleeIndex {
                 };
                 members.insert(number, rules.len());
             }
-            for network in nested::united(rule.to.iter().filter_map(network_of)) {
+            // Two halves of a network are around what the whole is around.
+            let networks_of_rule: Vec<IpNet> = rule.to.iter().filter_map(network_of).collect();
+            for network in IpNet::aggregate(&networks_of_rule) {
                 let members = networks.entry(network).or_default();
                 members.insert(number, rules.len());
             }
@@ -144,7 +146,7 @@ impl CalleeIndex {
             Callee::Listener => self.listeners.join_to(set),
             Callee::Address { address, name } => {
                 if let Some(address) = address {
-                    self.networks.join_around(&Network::only(*address), set);
+                    self.networks.join_around(&IpNet::from(*address), set);
                 }
                 if let Some(name) = name {
                     self.names.join_about(name, set);
@@ -169,7 +171,7 @@ impl CalleeIndex {
     }
 }
 
-fn network_of(pattern: &CalleePattern) -> Option<Network> {
+fn network_of(pattern: &CalleePattern) -> Option<IpNet> {
     match pattern {
         CalleePattern::Network(network) => Some(*network),
         _ => None,

@@ -46,10 +46,11 @@ pub use compiled::{Decision, Policy};
 pub use directory::{Directory, DomainId, Service, ServiceEntry, Taken};
 pub use explain::{Explanation, MAX_NEAR, RuleMatch};
 pub use ids::{LineId, ServiceId, Time};
+pub use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 pub use own_ports::{OWN_PORTS, is_own_port};
 pub use rule::{
-    Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, NamePattern, Network, PortRange,
-    Redirect, Rule, RuleId, RuleLimits, Verdict, VmPattern,
+    Callee, CalleePattern, Caller, CallerPattern, DEFAULT_DOMAIN, NamePattern, PortRange, Redirect,
+    Rule, RuleId, RuleLimits, Verdict, VmPattern,
 };
 pub use set::RuleSet;
 pub use token_bucket::TokenBucket;

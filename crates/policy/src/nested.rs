@@ -7,7 +7,8 @@
 
 use std::borrow::Borrow;
 
-use crate::rule::Network;
+use ipnet::IpNet;
+
 use crate::set::{Members, RuleSet};
 use std::collections::BTreeMap;
 
@@ -24,9 +25,9 @@ impl Nest for [u8] {
     }
 }
 
-impl Nest for Network {
-    fn is_around(&self, other: &Network) -> bool {
-        self.prefix_len() <= other.prefix_len() && self.contains(other.address())
+impl Nest for IpNet {
+    fn is_around(&self, other: &IpNet) -> bool {
+        self.contains(other)
     }
 }
 
@@ -91,50 +92,16 @@ impl<K> Nested<K> {
     }
 }
 
-/// Fewest networks that have the same addresses as these together: none within another, no two that are halves of one. So a
-/// network is within all of them together only if it is within one of them.
-pub(super) fn united(networks: impl Iterator<Item = Network>) -> Vec<Network> {
-    let mut sorted: Vec<Network> = networks.collect();
-    sorted.sort_unstable();
-    let mut united: Vec<Network> = Vec::with_capacity(sorted.len());
-    for network in sorted {
-        if united.last().is_some_and(|last| last.is_around(&network)) {
-            continue;
-        }
-        let mut network = network;
-        while let Some(whole) = united.last().and_then(|last| whole(last, &network)) {
-            united.pop();
-            network = whole;
-        }
-        united.push(network);
-    }
-    united
-}
-
-/// The network that a lower and an upper half make up.
-fn whole(lower: &Network, upper: &Network) -> Option<Network> {
-    if lower.prefix_len() != upper.prefix_len() {
-        return None;
-    }
-    let whole = Network::new(lower.address(), lower.prefix_len().checked_sub(1)?)?;
-    whole.is_around(upper).then_some(whole)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn network(text: &str) -> Network {
-        let (address, prefix_len) = text.split_once('/').unwrap();
-        Network::new(address.parse().unwrap(), prefix_len.parse().unwrap()).unwrap()
+    fn networks(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    fn networks(texts: &[&str]) -> Vec<Network> {
-        texts.iter().map(|text| network(text)).collect()
-    }
-
-    fn index(networks: &[Network]) -> Nested<Network> {
-        let mut keys: BTreeMap<Network, Members> = BTreeMap::new();
+    fn index(networks: &[IpNet]) -> Nested<IpNet> {
+        let mut keys: BTreeMap<IpNet, Members> = BTreeMap::new();
         for (rule, network) in networks.iter().enumerate() {
             keys.entry(*network)
                 .or_default()
@@ -175,12 +142,11 @@ mod tests {
             "11.0.0.0",
         ] {
             let address: core::net::IpAddr = address.parse().unwrap();
-            let longest = if address.is_ipv4() { 32 } else { 128 };
             let mut found = RuleSet::none(all.len());
-            nested.join_around(&Network::new(address, longest).unwrap(), &mut found);
+            nested.join_around(&address.into(), &mut found);
             let found: Vec<usize> = found.iter().map(|rule| rule.0 as usize).collect();
             let expected: Vec<usize> = (0..all.len())
-                .filter(|index| all[*index].contains(address))
+                .filter(|index| all[*index].contains(&address))
                 .collect();
             assert_eq!(found, expected, "{address}");
         }
@@ -200,7 +166,7 @@ mod tests {
     #[test]
     fn an_index_without_keys_finds_nothing() {
         let mut found = RuleSet::none(1);
-        index(&[]).join_around(&network("1.2.3.4/32"), &mut found);
+        index(&[]).join_around(&"1.2.3.4/32".parse().unwrap(), &mut found);
         assert_eq!(found, RuleSet::none(1));
     }
 
@@ -227,7 +193,7 @@ mod tests {
                 &["10.0.0.0/9", "10.128.0.0/10"],
             ),
         ] {
-            assert_eq!(united(networks(apart).into_iter()), networks(together));
+            assert_eq!(IpNet::aggregate(&networks(apart)), networks(together));
         }
     }
 }

@@ -4,6 +4,8 @@
 use core::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use ipnet::IpNet;
+
 /// The domain of what names none.
 pub const DEFAULT_DOMAIN: &str = "default";
 
@@ -127,8 +129,8 @@ pub enum CalleePattern {
     },
     /// The sockets that programs of the host have made for this very guest, beside its host socket.
     Listeners,
-    /// Addresses beyond the host, by number.
-    Network(Network),
+    /// Addresses beyond the host, by number. The bits behind the prefix are zero.
+    Network(IpNet),
     /// Addresses beyond the host, by DNS name.
     Name(NamePattern),
 }
@@ -155,70 +157,6 @@ impl NamePattern {
             NamePattern::Prefix(start) => name.starts_with(start.as_str()),
             NamePattern::Suffix(end) => name.len() > end.len() && name.ends_with(end.as_str()),
         }
-    }
-}
-
-/// A range of addresses, in the notation of CIDR (RFC 4632, RFC 4291 section 2.3).
-///
-/// Networks are ordered by their first address, and of those that begin with the same one the larger comes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Network {
-    address: IpAddr,
-    prefix_len: u8,
-}
-
-impl Network {
-    /// The network of an address. The bits behind the prefix must be zero; the prefix is at most as long as the address.
-    /// Otherwise there is none.
-    pub fn new(address: IpAddr, prefix_len: u8) -> Option<Network> {
-        let network = Network {
-            address,
-            prefix_len,
-        };
-        (prefix_len <= bits(address) && network.masked(address) == number(address))
-            .then_some(network)
-    }
-
-    /// The network of one address alone.
-    pub fn only(address: IpAddr) -> Network {
-        Network {
-            address,
-            prefix_len: bits(address),
-        }
-    }
-
-    /// Its first address.
-    pub fn address(&self) -> IpAddr {
-        self.address
-    }
-
-    /// How many leading bits all its addresses share.
-    pub fn prefix_len(&self) -> u8 {
-        self.prefix_len
-    }
-
-    /// Whether an address is in it. An IPv4 address is in no IPv6 network: the caller unmaps mapped addresses first.
-    pub fn contains(&self, address: IpAddr) -> bool {
-        self.address.is_ipv4() == address.is_ipv4() && self.masked(address) == number(self.address)
-    }
-
-    fn masked(&self, address: IpAddr) -> u128 {
-        let free = u32::from(bits(address).saturating_sub(self.prefix_len));
-        number(address)
-            .checked_shr(free)
-            .and_then(|kept| kept.checked_shl(free))
-            .unwrap_or(0)
-    }
-}
-
-fn bits(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
-}
-
-fn number(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => u128::from(address.to_bits()),
-        IpAddr::V6(address) => address.to_bits(),
     }
 }
 
@@ -343,7 +281,7 @@ impl CalleePattern {
             ) => domain == of && name.covers(called),
             (CalleePattern::Listeners, Callee::Listener) => true,
             (CalleePattern::Network(network), Callee::Address { address, .. }) => {
-                address.is_some_and(|address| network.contains(address))
+                address.is_some_and(|address| network.contains(&address))
             }
             (CalleePattern::Name(pattern), Callee::Address { name, .. }) => {
                 name.is_some_and(|name| pattern.covers(name))

@@ -49,7 +49,7 @@ fn callees_are_vms_services_listeners_and_what_lies_beyond() {
     };
     let network = |address: &str, prefix_len| {
         let address = address.parse().unwrap();
-        CalleePattern::Network(Network::new(address, prefix_len).unwrap())
+        CalleePattern::Network(IpNet::new(address, prefix_len).unwrap())
     };
     let exact = |name: &str| NamePattern::Exact(name.to_owned());
     let table = [

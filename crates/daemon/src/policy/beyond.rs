@@ -175,7 +175,7 @@ impl Rulebook {
     fn named<'a>(&self, pattern: &'a CalleePattern) -> Option<Named<'a>> {
         let (name, listed, words) = match pattern {
             CalleePattern::Network(network) if is_network(network.prefix_len()) => {
-                let address = network.address();
+                let address = network.addr();
                 (None, vec![address], network_words(network))
             }
             CalleePattern::Name(NamePattern::Exact(name)) => {

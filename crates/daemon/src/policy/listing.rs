@@ -3,7 +3,7 @@
 use api::{MAX_LISTED_RULES, PolicyRules, PolicyVerdict, RuleInfo};
 use config::{Written, parse_callee, parse_caller};
 use policy::{
-    CalleePattern, CallerPattern, NamePattern, Network, PortRange, RuleLimits, Verdict, VmPattern,
+    CalleePattern, CallerPattern, IpNet, NamePattern, PortRange, RuleLimits, Verdict, VmPattern,
     full_name,
 };
 
@@ -122,11 +122,10 @@ fn name_words(pattern: &NamePattern) -> String {
     }
 }
 
-pub(super) fn network_words(network: &Network) -> String {
-    let (address, prefix_len) = (network.address(), network.prefix_len());
-    match *network == Network::only(address) {
-        true => address.to_string(),
-        false => format!("{address}/{prefix_len}"),
+pub(super) fn network_words(network: &IpNet) -> String {
+    match network.prefix_len() == network.max_prefix_len() {
+        true => network.addr().to_string(),
+        false => network.to_string(),
     }
 }
 

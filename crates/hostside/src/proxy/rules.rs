@@ -184,14 +184,14 @@ mod tests {
     use super::*;
     use crate::offers::Groups;
     use policy::{
-        CalleePattern, CallerPattern, DEFAULT_DOMAIN, Network, Policy, Rule, RuleLimits, VmPattern,
+        CalleePattern, CallerPattern, DEFAULT_DOMAIN, IpNet, Policy, Rule, RuleLimits, VmPattern,
     };
     use tokio::time::Instant;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn rule(label: &str, limits: RuleLimits) -> Rule {
-        let everywhere = Network::new(IpAddr::from([0, 0, 0, 0]), 0).expect("a network");
+        let everywhere = IpNet::new(IpAddr::from([0, 0, 0, 0]), 0).expect("a network");
         Rule {
             to: vec![CalleePattern::Network(everywhere)],
             limits,

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use config::ServiceTarget;
 use device::{Called, DecisionCallee};
 use hostside::audit::AuditDecision;
-use policy::{CalleePattern, NamePattern, Network, Policy, Rule, RuleLimits, ServiceId, Verdict};
+use policy::{CalleePattern, IpNet, NamePattern, Policy, Rule, RuleLimits, ServiceId, Verdict};
 use wire::vsock::SocketType;
 
 use crate::support::*;
@@ -221,7 +221,7 @@ fn what_is_said_behind_a_request_is_not_lost() {
 fn each_way_to_fail_has_its_own_answer() {
     let (closed, _keep) = closed_port();
     let nowhere =
-        CalleePattern::Network(Network::new([255, 255, 255, 255].into(), 32).expect("a network"));
+        CalleePattern::Network(IpNet::new([255, 255, 255, 255].into(), 32).expect("a network"));
     let deny = Rule {
         verdict: Verdict::Deny,
         label: "not \"this\"".to_owned(),
@@ -407,7 +407,7 @@ fn the_address_that_was_checked_is_the_one_that_is_called() {
     let port = address.port();
     let second = TcpListener::bind(("127.0.0.2", port)).expect("a listener");
     let only_first =
-        CalleePattern::Network(Network::new([127, 0, 0, 1].into(), 32).expect("a network"));
+        CalleePattern::Network(IpNet::new([127, 0, 0, 1].into(), 32).expect("a network"));
     let egress = Egress::new(vec![named("rebinding.test", port), allow(only_first)]);
     egress
         .script

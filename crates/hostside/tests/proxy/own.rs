@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use config::{PublishListen, ServiceTarget};
 use device::Called;
-use policy::{CalleePattern, NamePattern, Network, Rule, Verdict};
+use policy::{CalleePattern, IpNet, NamePattern, Rule, Verdict};
 use vsock::Reason;
 use wire::vsock::SocketType;
 
@@ -185,7 +185,7 @@ fn any() -> Vec<CalleePattern> {
 
 fn network_of(address: &str, prefix_len: u8) -> CalleePattern {
     let address = address.parse().expect("an address");
-    CalleePattern::Network(Network::new(address, prefix_len).expect("a network"))
+    CalleePattern::Network(IpNet::new(address, prefix_len).expect("a network"))
 }
 
 fn rule(to: Vec<CalleePattern>) -> Rule {

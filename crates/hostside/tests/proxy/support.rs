@@ -15,8 +15,8 @@ use hostside::audit::AuditRecord;
 use hostside::offers::Groups;
 use hostside::proxy::{DialPlace, Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use policy::{
-    Address, CalleePattern, CallerPattern, NamePattern, Network, Policy, Rule, RuleLimits,
-    ServiceId, Verdict, VmPattern,
+    Address, CalleePattern, CallerPattern, IpNet, NamePattern, Policy, Rule, RuleLimits, ServiceId,
+    Verdict, VmPattern,
 };
 use rustix::net::RecvFlags;
 use rustix::net::sockopt::set_socket_linger;
@@ -381,7 +381,7 @@ pub fn to_name(name: &str) -> CalleePattern {
 }
 
 pub fn to_loopback() -> CalleePattern {
-    let network = Network::new(IpAddr::from([127, 0, 0, 0]), 8);
+    let network = IpNet::new(IpAddr::from([127, 0, 0, 0]), 8);
     CalleePattern::Network(network.expect("a network"))
 }
 

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use std::slice::from_ref;
 
 use super::*;
-use crate::{CalleePattern, CallerPattern, NamePattern, Network, PortRange, VmPattern};
+use crate::{CalleePattern, CallerPattern, IpNet, NamePattern, PortRange, VmPattern};
 
 fn rule(from: Vec<CallerPattern>, to: Vec<CalleePattern>, ports: &[PortRange]) -> Rule {
     Rule {
@@ -66,7 +66,7 @@ fn name(pattern: NamePattern) -> CalleePattern {
 fn network(text: &str) -> CalleePattern {
     let (address, prefix_len) = text.split_once('/').unwrap();
     let address: IpAddr = address.parse().unwrap();
-    CalleePattern::Network(Network::new(address, prefix_len.parse().unwrap()).unwrap())
+    CalleePattern::Network(IpNet::new(address, prefix_len.parse().unwrap()).unwrap())
 }
 
 #[test]

@@ -127,7 +127,7 @@ fn what_is_called_is_covered_by_patterns_of_its_kind_only() {
             name: NamePattern::Any,
         },
         CalleePattern::Listeners,
-        CalleePattern::Network(Network::new(address("0.0.0.0"), 0).unwrap()),
+        CalleePattern::Network(IpNet::new(address("0.0.0.0"), 0).unwrap()),
         CalleePattern::Name(NamePattern::Any),
     ];
     let service = |domain| Callee::Service { domain, name: "a" };
@@ -191,39 +191,6 @@ fn patterns_of_nothing() {
 }
 
 #[test]
-fn a_network_has_no_bits_behind_its_prefix() {
-    for (first, prefix_len, valid) in [
-        ("0.0.0.0", 0, true),
-        ("128.0.0.0", 0, false),
-        ("0.0.0.1", 0, false),
-        ("128.0.0.0", 1, true),
-        ("10.1.2.2", 31, true),
-        ("10.1.2.3", 31, false),
-        ("10.1.2.3", 32, true),
-        ("10.1.2.3", 33, false),
-        ("0.0.0.0", 33, false),
-        ("0.0.0.0", 255, false),
-        ("::", 0, true),
-        ("::1", 0, false),
-        ("8000::", 0, false),
-        ("8000::", 1, true),
-        ("2001:db8::", 32, true),
-        ("2001:db8::", 29, true),
-        ("2001:db8::", 28, false),
-        ("::1", 127, false),
-        ("::1", 128, true),
-        ("::", 129, false),
-    ] {
-        let network = Network::new(address(first), prefix_len);
-        assert_eq!(network.is_some(), valid, "{first}/{prefix_len}");
-        if let Some(network) = network {
-            assert_eq!(network.address(), address(first));
-            assert_eq!(network.prefix_len(), prefix_len);
-        }
-    }
-}
-
-#[test]
 fn a_network_ends_where_its_prefix_changes() {
     for (first, prefix_len, inside, outside) in [
         (
@@ -265,20 +232,20 @@ fn a_network_ends_where_its_prefix_changes() {
         ("::2", 127, &["::2", "::3"], &["::1", "::4", "0.0.0.2"]),
         ("::1", 128, &["::1"], &["::", "::2", "0.0.0.1"]),
     ] {
-        let network = Network::new(address(first), prefix_len).unwrap();
+        let network = IpNet::new(address(first), prefix_len).unwrap();
         for inside in inside {
-            assert!(network.contains(address(inside)), "{inside}");
+            assert!(network.contains(&address(inside)), "{inside}");
         }
         for outside in outside {
-            assert!(!network.contains(address(outside)), "{outside}");
+            assert!(!network.contains(&address(outside)), "{outside}");
         }
     }
     assert_eq!(
-        Network::new(address("10.1.2.3"), 32).unwrap(),
-        Network::only(address("10.1.2.3"))
+        IpNet::new(address("10.1.2.3"), 32).unwrap(),
+        IpNet::from(address("10.1.2.3"))
     );
     assert_eq!(
-        Network::new(address("::1"), 128).unwrap(),
-        Network::only(address("::1"))
+        IpNet::new(address("::1"), 128).unwrap(),
+        IpNet::from(address("::1"))
     );
 }

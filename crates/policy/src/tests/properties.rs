@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 
 use crate::{
-    Callee, CalleePattern, Caller, CallerPattern, NamePattern, Network, Policy, PortRange, Rule,
+    Callee, CalleePattern, Caller, CallerPattern, IpNet, NamePattern, Policy, PortRange, Rule,
     RuleId, RuleLimits, Verdict, VmPattern,
 };
 
@@ -141,9 +141,10 @@ fn name_pattern() -> impl Strategy<Value = NamePattern> {
     ]
 }
 
-fn network() -> impl Strategy<Value = Network> {
+fn network() -> impl Strategy<Value = IpNet> {
     (address(), select(&PREFIX_LENS[..])).prop_filter_map("host bits", |(address, prefix_len)| {
-        Network::new(address, prefix_len)
+        let network = IpNet::new(address, prefix_len).ok()?;
+        (network == network.trunc()).then_some(network)
     })
 }
 

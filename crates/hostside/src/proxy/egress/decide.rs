@@ -225,7 +225,7 @@ impl Said {
 pub fn means(rule: &Rule, address: IpAddr) -> bool {
     rule.to.iter().any(|pattern| match pattern {
         CalleePattern::Network(network) => {
-            is_network(network.prefix_len()) && network.contains(address)
+            is_network(network.prefix_len()) && network.contains(&address)
         }
         _ => false,
     })
@@ -248,7 +248,7 @@ pub fn means_name(rule: &Rule, name: &str) -> bool {
 mod tests {
     use super::*;
     use config::ListedAddress;
-    use policy::{CallerPattern, Network, VmPattern};
+    use policy::{CallerPattern, IpNet, VmPattern};
     use std::sync::LazyLock;
 
     /// What `web` may do on a host to which nothing is near but `9.9.9.9`, which has no way to `8.8.8.8`, and knows nothing of `7.7.7.7`.
@@ -288,7 +288,7 @@ mod tests {
 
     fn network(text: &str, prefix: u8) -> CalleePattern {
         let address = text.parse().expect("an address");
-        CalleePattern::Network(Network::new(address, prefix).expect("a network"))
+        CalleePattern::Network(IpNet::new(address, prefix).expect("a network"))
     }
 
     fn ip(text: &str) -> IpAddr {
