@@ -219,9 +219,11 @@ impl VmState {
         match self {
             VmState::Waiting => "no VMM is attached to its socket",
             VmState::Attached => "a VMM is attached, but nothing in its guest answers",
-            VmState::Booted => "the guest has booted, but its ringdown-agent is not there",
+            VmState::Booted => {
+                "the guest has booted, but its ringdown-agent is not there (docs/agent-install.md)"
+            }
             VmState::Joined => {
-                "its VMM has a vsock device of its own, and its ringdown-agent is not there"
+                "its VMM has a vsock device of its own, and its ringdown-agent is not there (docs/agent-install.md)"
             }
             VmState::Ready => "its agent is ready",
         }
@@ -333,25 +335,23 @@ impl VmStatus {
         another.or(self.last_fault.as_deref())
     }
 
-    /// Whether nothing in its guest answers any more, though something did. The driver lets go of the line in a guest that is suspended, as in one that reboots.
+    /// Whether nothing in its guest answers any more, though something did, and no fault says why. The driver lets go of the line in a guest that is suspended, as in one that reboots.
     pub fn is_quiet(&self) -> bool {
         let heard = self.counters.get("packets_from_guest");
-        self.state == VmState::Attached && heard.is_some_and(|count| *count > 0)
+        let is_unexplained = self.state == VmState::Attached && self.last_fault.is_none();
+        is_unexplained && heard.is_some_and(|count| *count > 0)
     }
 
     /// How far it has come, in words, with what went wrong before that.
     pub fn state_in_words(&self) -> String {
-        let is_unplugged = self.kind == LineKind::Serial && !self.attached;
         let meaning = match self.state {
             VmState::Attached if self.is_quiet() => {
-                "a VMM is attached, but nothing in its guest answers any more: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup)"
-            }
-            VmState::Booted if is_unplugged => {
-                "its VMM has left its serial port; what is open waits for it for a minute"
+                "a VMM is attached, but nothing in its guest answers any more: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup), or its kernel has stopped: see its console"
             }
             // Lines of other kinds are connected again.
             state => state.meaning(),
         };
+        let meaning = format!("{meaning}{}", self.kept_circuits());
         match &self.last_fault {
             _ if self.another_waits => format!("{meaning}; {ANOTHER_WAITS}"),
             Some(fault) => format!("{meaning}; the last fault: {fault}"),
@@ -359,7 +359,24 @@ impl VmStatus {
                 "{meaning} (start one with what `ringdown args {} --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew)",
                 self.full_name()
             ),
-            None => meaning.to_owned(),
+            None if self.state == VmState::Waiting && self.kind == LineKind::Serial => format!(
+                "{meaning} (start one with what `ringdown args {} --vmm qemu` prints)",
+                self.full_name()
+            ),
+            None => meaning,
+        }
+    }
+
+    /// What waits at a serial port that its VMM has left.
+    fn kept_circuits(&self) -> String {
+        match (self.kind, self.state, self.circuits) {
+            (LineKind::Serial, VmState::Waiting, 1) => {
+                "; one circuit waits for it, a minute at most".to_owned()
+            }
+            (LineKind::Serial, VmState::Waiting, count) if count > 0 => {
+                format!("; {count} circuits wait for it, a minute at most")
+            }
+            _ => String::new(),
         }
     }
 

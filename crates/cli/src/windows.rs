@@ -1,6 +1,8 @@
 //! The windows of a VM, as each VMM gets them: memory of zero-copy circuits, each window a virtio-pmem device.
 
-use api::VmWindows;
+use std::path::Path;
+
+use api::{VmStatus, VmWindows};
 use config::{MAX_WINDOWS, WindowsSpec};
 use windows::memory::{port_name, ports};
 
@@ -69,9 +71,36 @@ pub(crate) fn qemu(windows: &VmWindows) -> Vec<String> {
     options
 }
 
+/// What statfs(2) calls file systems whose files are memory.
+const TMPFS: u32 = 0x0102_1994;
+const HUGETLBFS: u32 = 0x9584_58F6;
+
+/// Files of windows that a VMM is refused with, in words, and what to do. Nothing of files that this user cannot ask about.
+pub(crate) fn not_in_memory(vm: &VmStatus) -> Option<(String, String)> {
+    let directory = vm.windows.as_ref()?.files.first()?.parent()?;
+    let kind = rustix::fs::statfs(directory).ok()?.f_type as u32;
+    (![TMPFS, HUGETLBFS].contains(&kind)).then(|| on_a_disk(directory))
+}
+
+fn on_a_disk(directory: &Path) -> (String, String) {
+    (
+        format!(
+            "its windows are files in {}, which is not in memory: its VMM will be refused",
+            directory.display()
+        ),
+        "have the runtime directory on a tmpfs, as /run is, or give the VM `qmp`".to_owned(),
+    )
+}
+
+/// The same as a note on standard error, beside what is printed.
+pub(crate) fn note_not_in_memory(vm: &VmStatus) {
+    if let Some((found, remedy)) = not_in_memory(vm) {
+        eprintln!("note: {}: {found}; {remedy}", vm.full_name());
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use api::VmStatus;
     use serde_json::json;
 
     use super::*;
@@ -98,6 +127,26 @@ mod tests {
 
     fn memory() -> Memory {
         "256M".parse().unwrap()
+    }
+
+    #[test]
+    fn windows_on_a_disk_are_named() {
+        let vm = |file: &str| -> VmStatus {
+            serde_json::from_value(json!({
+                "name": "web", "cid": 3, "state": "waiting", "circuits": 0, "host": "/r/web.sock",
+                "windows": { "count": 1, "bytes": 8 << 20, "files": [file] },
+            }))
+            .unwrap()
+        };
+        // A file system that is no memory, and is everywhere.
+        let (found, remedy) = not_in_memory(&vm("/proc/self/web.window0")).unwrap();
+        assert!(
+            found.contains("files in /proc/self, which is not in memory"),
+            "{found}"
+        );
+        assert!(remedy.contains("`qmp`"), "{remedy}");
+        assert_eq!(not_in_memory(&vm("/dev/shm/web.window0")), None);
+        assert_eq!(not_in_memory(&vm("/nowhere/web.window0")), None);
     }
 
     #[test]

@@ -288,6 +288,8 @@ impl Control {
         let state = match line {
             _ if agent.is_some() => VmState::Ready,
             _ if spec.hybrid().is_some() => VmState::Joined,
+            // The link keeps what is open for a minute. There is no guest meanwhile.
+            Some(line) if spec.serial().is_some() && !line.attached => VmState::Waiting,
             Some(line) if line.driver_ready => VmState::Booted,
             Some(line) if line.attached => VmState::Attached,
             _ => VmState::Waiting,

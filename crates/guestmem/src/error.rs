@@ -54,7 +54,7 @@ pub enum MemoryError {
     )]
     NotARegularFile,
     #[error(
-        "the region's file is on a file system (statfs type {kind:#x}) whose pages may have to be waited for, such as a disk's; use memory-backend-memfd, or a file on tmpfs (as /dev/shm is) or hugetlbfs"
+        "the region's file is on a file system (statfs type {kind:#x}) whose pages may have to be waited for; use memory-backend-memfd, or a file on tmpfs or hugetlbfs (for windows: a runtime directory on a tmpfs, or `qmp`)"
     )]
     FileSystem {
         /// What statfs(2) calls the file system.

@@ -27,6 +27,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
             let vms = list.vms.iter().map(guest);
             std::iter::once(Finding::fine(ABOUT, found))
                 .chain(vms)
+                .chain(list.vms.iter().filter_map(windows))
                 .chain(list.vms.iter().flat_map(cards))
                 .chain(idle_cards(&list.vms, &networks(client, &list.vms)))
                 .chain(host_sockets(&list.vms))
@@ -150,6 +151,13 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             ),
         ),
     }
+}
+
+/// Windows that are not in memory.
+pub(super) fn windows(vm: &VmStatus) -> Option<Finding> {
+    let (found, remedy) = crate::windows::not_in_memory(vm)?;
+    let found = format!("{}: {found}", vm.full_name());
+    Some(Finding::error("windows", found, remedy))
 }
 
 /// Cards of a guest that do not work.

@@ -7,11 +7,12 @@ use crate::arguments::{Vmm, VmmArguments};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::vmm::Accelerator;
-use crate::{check, cloud_hypervisor, firecracker, libvirt, qemu};
+use crate::{check, cloud_hypervisor, firecracker, libvirt, qemu, windows};
 
 /// Prints the arguments.
 pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
     let status = client.show(&options.name)?;
+    windows::note_not_in_memory(&status);
     let is_empty = qemu::serial_ports(&status).is_empty() && status.nets.is_empty();
     let is_for_qemu = matches!(options.vmm, Vmm::Qemu | Vmm::Libvirt);
     if status.vhost_user.is_none() && is_empty && is_for_qemu {

@@ -12,6 +12,7 @@ use super::{print, print_json, print_named};
 use crate::arguments::{VmAdd, VmList, VmRemove};
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::windows;
 
 /// `ringdown vm add`.
 pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
@@ -48,6 +49,7 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         qmp: options.qmp.as_deref().map(socket).transpose()?,
         limits: limits(&options.limit)?,
     })?;
+    windows::note_not_in_memory(&status);
     if options.json {
         return print_named("vm", &status);
     }
@@ -226,6 +228,11 @@ mod tests {
             ..booting
         };
         assert!(asleep.is_quiet());
+        let not_shared = VmStatus {
+            last_fault: Some("memory that is not shared".to_owned()),
+            ..asleep.clone()
+        };
+        assert!(!not_shared.is_quiet());
         assert!(
             asleep
                 .state_in_words()
