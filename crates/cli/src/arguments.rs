@@ -399,7 +399,7 @@ Examples:
   ringdown exec web -- ls -t         -t is an option of both: behind `--` it is the command's
 
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
-executed; 255 if the connection broke before the command's end was known; 1 if the VM is not there, not ready, or not to
+executed; 255 if the connection broke before the command's end was known, or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, or not to
 be reached by this user, 2 if the command line is wrong: nothing was started then.")]
 pub struct Exec {
     /// Name of the VM, or DOMAIN/NAME

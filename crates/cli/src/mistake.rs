@@ -13,6 +13,7 @@ pub(crate) fn clearer(mut error: Error, command: &Command) -> Error {
         ErrorKind::InvalidSubcommand => {
             name_no_hidden_command(&mut error, command);
             name_what_shows_a_vm(&mut error);
+            name_all_of_a_group(&mut error, command);
         }
         ErrorKind::UnknownArgument if word(&error, ContextKind::InvalidArg) == "--json" => {
             // The parser names some command that has the option.
@@ -90,6 +91,28 @@ fn name_what_shows_a_vm(error: &mut Error) {
     }
 }
 
+/// Those of `policy` or `circuit`, where the parser suggests nothing: they are few.
+fn name_all_of_a_group(error: &mut Error, command: &Command) {
+    let is_suggested = [ContextKind::Suggested, ContextKind::SuggestedSubcommand];
+    if is_suggested.iter().any(|kind| error.get(*kind).is_some()) {
+        return;
+    }
+    let usage = error.get(ContextKind::Usage).map(ToString::to_string);
+    let usage = usage.unwrap_or_default();
+    let behind = usage.split_once("ringdown ").map_or("", |(_, words)| words);
+    let group = behind.split_whitespace().next().unwrap_or_default();
+    let tip = match command.find_subcommand(group) {
+        Some(group) if group.has_subcommands() => {
+            let shown = group.get_subcommands().filter(|one| !one.is_hide_set());
+            let names: Vec<&str> = shown.map(Command::get_name).collect();
+            format!("there are: {}", names.join(", "))
+        }
+        _ => "`ringdown help` lists the commands".to_owned(),
+    };
+    let tip = ContextValue::StyledStrs(vec![StyledStr::from(tip)]);
+    error.insert(ContextKind::Suggested, tip);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +144,9 @@ mod tests {
                 "expected a whole number",
             ),
             (&["vm", "show", "web"], "`ringdown vm ls` lists the VMs"),
+            (&["policy", "xyzzy"], "there are: "),
+            (&["policy", "xyzzy"], "check"),
+            (&["xyzzy"], "`ringdown help` lists the commands"),
             (&["shutdown"], "ringdown shutdown [OPTIONS] --all"),
             (
                 &["args", "web"],

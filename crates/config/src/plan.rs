@@ -184,6 +184,14 @@ impl Plan {
 
     /// Of the names and aliases of VMs, the one that may be meant by another.
     pub fn nearest_vm(&self, full_name: &str) -> Option<String> {
+        // A CID is taken for a name now and then.
+        let numbered = full_name.parse().ok().and_then(|cid: u32| {
+            let mut lines = self.lines.values();
+            lines.find(|line| line.cid == cid)
+        });
+        if let Some(line) = numbered {
+            return Some(line.full_name());
+        }
         let names = self.lines.values().flat_map(|line| {
             let names = std::iter::once(&line.name).chain(&line.aliases);
             names.map(|name| policy::full_name(&line.domain, name))

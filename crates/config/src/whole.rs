@@ -1,11 +1,15 @@
 //! What can only be seen of a whole configuration: names, ports and addresses that are given twice, and sums that are too large.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 use crate::files::check_files;
 use crate::input::InputError;
 use crate::pattern::malformed;
-use crate::{Config, ConfigError, Hosts, MAX_RULES, ServiceTarget, Written, full_name, refuse};
+use crate::{
+    Config, ConfigError, Hosts, MAX_RULES, Publish, PublishListen, ServiceTarget, Written,
+    full_name, refuse,
+};
 
 /// Checks a configuration from all its sources together. VMs are checked where their lines are planned.
 ///
@@ -25,6 +29,8 @@ pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
     unique(&config.services, |service| {
         ("the service", service.full_name())
     })?;
+    // Before the names: a port without one is named after its address.
+    check_listeners(&config.publishes)?;
     unique(&config.publishes, |publish| {
         ("the published port", publish.name.clone())
     })?;
@@ -39,11 +45,42 @@ pub fn check_whole(config: &Config) -> Result<(), ConfigError> {
             refuse(&service.place, check_server(server, &config.hosts))?;
         }
     }
-    let mut addresses = BTreeMap::new();
-    for publish in &config.publishes {
-        let what = publish.value.listen.to_string();
-        let owner = addresses.insert(what.clone(), publish.value.name.clone());
-        taken(&publish.place, what, owner)?;
+    Ok(())
+}
+
+/// Refuses a published port that listens where another does: at the same place, or at its port of all addresses.
+fn check_listeners(publishes: &[Written<Publish>]) -> Result<(), ConfigError> {
+    let mut places = BTreeSet::new();
+    let mut addresses: BTreeMap<(bool, u16), Vec<(IpAddr, &PublishListen)>> = BTreeMap::new();
+    for publish in publishes {
+        let listen = &publish.value.listen;
+        let clash = |other: &PublishListen| {
+            let (listen, other) = (listen.to_string(), other.to_string());
+            refuse(
+                &publish.place,
+                Err(InputError::SharedListener { listen, other }),
+            )
+        };
+        if !places.insert(listen.to_string()) {
+            return clash(listen);
+        }
+        let (is_tcp, written) = match listen {
+            PublishListen::Tcp(written) => (true, written),
+            PublishListen::Udp(written) => (false, written),
+            PublishListen::Unix { .. } => continue,
+        };
+        let Ok(address) = written.parse::<SocketAddr>() else {
+            continue;
+        };
+        let there = addresses.entry((is_tcp, address.port())).or_default();
+        let overlaps = |other: &IpAddr| {
+            let is_all = other.is_unspecified() || address.ip().is_unspecified();
+            is_all && other.is_ipv4() == address.is_ipv4()
+        };
+        match there.iter().find(|(other, _)| overlaps(other)) {
+            Some((_, other)) if address.port() != 0 => return clash(other),
+            _ => there.push((address.ip(), listen)),
+        }
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `ringdown agent`: the agent's own business.
 
-use crate::agent_install::{Install, Installed, default_binary};
+use crate::agent_install::{Install, InstallError, Installed, default_binary};
 use crate::arguments::AgentInstall;
 use crate::failure::Failure;
 
@@ -9,13 +9,20 @@ use crate::failure::Failure;
 /// # Errors
 /// [`Failure`] when it is not installed.
 pub fn install(options: AgentInstall) -> Result<(), Failure> {
+    let is_named = options.to.is_some();
     let install = Install {
         destination: options.to.unwrap_or_else(|| options.name.clone()),
         ssh: options.ssh,
         ssh_arguments: options.ssh_option,
         binary: options.binary.unwrap_or_else(default_binary),
     };
-    match install.run().map_err(Failure::failed)? {
+    let failed = |error| match error {
+        InstallError::Failed { .. } if !is_named => Failure::failed(format!(
+            "{error}; without --to ssh goes to the VM's name: `--to USER@ADDRESS` says where its guest is"
+        )),
+        error => Failure::failed(error),
+    };
+    match install.run().map_err(failed)? {
         Installed::Started => {
             eprintln!(
                 "the agent runs in {:?} and starts at each boot",

@@ -21,6 +21,10 @@ use crate::failure::Failure;
 /// # Errors
 /// [`Failure`], also when the capture ends before it has what was asked for.
 pub fn lines(client: &Client, options: &CaptureArguments) -> Result<(), Failure> {
+    if let Some(vm) = &options.vm {
+        // Before there is a file: one without packets says nothing of a name that is wrong.
+        client.show(vm)?;
+    }
     let mut taker = Taker::open(&options.output)?;
     let end = client.capture_lines(
         options.vm.as_deref(),
@@ -33,6 +37,7 @@ pub fn lines(client: &Client, options: &CaptureArguments) -> Result<(), Failure>
 
 /// Captures the frames of a network in the same way.
 pub fn network(client: &Client, options: &NetCapture) -> Result<(), Failure> {
+    client.network(&options.network)?;
     let mut taker = Taker::open(&options.output)?;
     let end = client.capture_network(
         &options.network,

@@ -1,6 +1,7 @@
 //! `ringdown serve`: the daemon in the foreground.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,6 +31,9 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     if let (None, Some(written)) = (&runtime_dir, &config.runtime_dir) {
         note_runtime_dir(written);
     }
+    if let Some(path) = options.config.as_deref() {
+        warn_of_writers(path);
+    }
     let net_batch = options.net_batch;
     let sandbox = sandbox_of(&options);
     let _flushed = FlushAtEnd;
@@ -45,6 +49,15 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
         let _ = LineWriter.write(failure.line().as_bytes());
         Failure::with_code(failure.code, "")
     })
+}
+
+/// Who can write the file decides who may call whom, and which programs run.
+fn warn_of_writers(path: &Path) {
+    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.mode());
+    if mode & 0o022 != 0 {
+        let (file, mode) = (quote(path), mode & 0o777);
+        tracing::warn!("others may write {file} (mode {mode:o}): `chmod go-w {file}`");
+    }
 }
 
 /// Commands do not read the file.

@@ -73,6 +73,15 @@ pub enum InputError {
         what: &'static str,
         name: String,
     },
+    #[error(
+        "the address {listen} is in use: another [[publish]] listens at {other}; choose another"
+    )]
+    SharedListener {
+        /// Where this one would listen.
+        listen: String,
+        /// Where the other does.
+        other: String,
+    },
     #[error("{what} belongs to {owner:?} already: choose another")]
     Taken {
         /// What it is, in words.

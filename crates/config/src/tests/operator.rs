@@ -510,3 +510,38 @@ fn a_mode_may_be_written_as_words() {
     };
     assert_eq!(mode, 0o660);
 }
+
+#[test]
+fn published_ports_do_not_listen_at_one_address() {
+    let check = |first: &str, second: &str| {
+        let text = format!(
+            "[[vm]]\nname = \"web\"\n[[publish]]\nlisten = \"{first}\"\nto = \"web:80\"\n\
+             [[publish]]\nlisten = \"{second}\"\nto = \"web:81\"\n"
+        );
+        let config = file(&text).unwrap();
+        crate::check_whole(&config)
+            .err()
+            .map(|error| error.to_string())
+    };
+    for (first, second) in [
+        ("tcp:127.0.0.1:8080", "tcp:0.0.0.0:8080"),
+        ("tcp:0.0.0.0:8080", "tcp:127.0.0.1:8080"),
+        ("udp:[::]:53", "udp:[::1]:53"),
+        // Before their names, which are made of the address.
+        ("tcp:127.0.0.1:8080", "tcp:127.0.0.1:8080"),
+    ] {
+        let error = check(first, second).unwrap();
+        assert!(
+            error.contains(&format!("the address {second} is in use")),
+            "{error}"
+        );
+        assert!(error.contains(&format!("listens at {first}")), "{error}");
+    }
+    for (first, second) in [
+        ("tcp:127.0.0.1:8080", "tcp:127.0.0.2:8080"),
+        ("tcp:127.0.0.1:8080", "udp:0.0.0.0:8080"),
+        ("tcp:127.0.0.1:8080", "tcp:0.0.0.0:8081"),
+    ] {
+        assert_eq!(check(first, second), None);
+    }
+}
