@@ -225,7 +225,7 @@ impl RunError {
 fn check_vsock() -> Result<(), String> {
     if !crate::host_socket::has_vsock() {
         return Err(
-            "this guest has no vsock device (its line is serial?): use `ringdown-agent forward`"
+            "this guest has no vsock device (its line is serial?): use `ringdown-agent forward --listen 127.0.0.1:3128 --to-host 3128`, 3128 being the port of egress, and that address as the proxy"
                 .to_owned(),
         );
     }

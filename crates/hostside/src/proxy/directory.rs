@@ -125,7 +125,9 @@ async fn look_up(shared: &Shared, vm: &Address, line: &[u8]) -> Answer {
         }
         let port = exchange.resolve_service(&caller, &name);
         port.map(|port| format!("2 {port}"))
-            .ok_or_else(|| format!("there is no service named {name} that you may call"))
+            .ok_or_else(|| {
+                format!("there is no service named {name} that you may call: have the host allow service:{name}, or name another")
+            })
     });
     match found.await {
         Ok(Ok(words)) => Answer::Ok(words),
