@@ -142,7 +142,7 @@ fn what_is_there_twice_is_refused() {
         ),
         (
             publish("a", 1) + &publish("b", 1),
-            "tcp:127.0.0.1:1 belongs to \"a\" already",
+            "the address tcp:127.0.0.1:1 is in use: another [[publish]] listens at tcp:127.0.0.1:1",
         ),
         (group.repeat(2), "the group \"a\" is there already"),
     ];
