@@ -181,7 +181,7 @@ fn parse(printed: &str) -> Vec<(String, String, f64)> {
 }
 
 fn refusals_take_milliseconds(scene: &Scene) {
-    let names = vec!["other.denied.test"; REFUSALS].join(" ");
+    let names = ["other.denied.test"; REFUSALS].join(" ");
     let called = scene.calls(&names);
     assert_eq!(called.len(), 2 * REFUSALS, "{called:?}");
     assert!(

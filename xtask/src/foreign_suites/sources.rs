@@ -197,7 +197,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 fn run(command: &mut Command) -> Result<()> {
     let output = command
         .output()
-        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+        .with_context(|| format!("cannot run {command:?}"))?;
     ensure!(
         output.status.success(),
         "{command:?} ended with {}:\n{}",

@@ -388,8 +388,8 @@ fn a_call_that_may_have_been_announced_is_not_made_in_another_way() {
 fn gives_up_part() -> String {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
-    let address = ("slow.example", 443).to_socket_addrs().unwrap();
-    let address = address.filter(SocketAddr::is_ipv4).next().unwrap();
+    let mut addresses = ("slow.example", 443).to_socket_addrs().unwrap();
+    let address = addresses.find(SocketAddr::is_ipv4).unwrap();
     let begun = rustix::net::connect(&socket, &address);
     drop(socket);
     format!("{begun:?}")
