@@ -13,7 +13,7 @@
 //!   last byte and not further, and then has the program's call succeed, or fail with what the answer means ([`way::open`]), also of a non-blocking socket.
 //! - `socket` of a UDP socket gives the program one of the kernel's, of a network namespace in which every address has the resolver ([`resolver`]) at port 53, and no foreign one anything else
 //!   ([`datagrams`]). Where there are no such namespaces, it is one end of a pair, whose other end the resolver has.
-//! - Whatever server a program asks at port 53, the resolver answers, with addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so
+//! - Whatever server a program asks at port 53, the resolver answers, unless one of the guest's own has that address of the loopback, with addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so
 //!   that the policy decides by the name.
 //! - An address of the guest's own is its kernel's: a socket of the kernel's takes the program's place at `connect`, `bind` or `listen`.
 //!   A kernel without INET has none: then both ends are AF_UNIX sockets ([`loopback`]), and `accept` is answered, too.

@@ -218,6 +218,7 @@ fn supervised_part() {
         Ok("elsewhere") => elsewhere_part(),
         Ok("flood") => flood_part(),
         Ok("kernel's datagrams") => kernels_datagrams_part(),
+        Ok("name server") => name_server_part(),
         _ => return,
     };
     println!("said <{said}>");
@@ -822,6 +823,68 @@ fn datagrams_of_the_kernel_need_no_help() {
 }
 
 /// Many threads at once.
+/// A name server of the program's own, at an address of the loopback that no other program has. Nothing if this user may not have its port.
+fn name_server_part() -> String {
+    let own: SocketAddr = "127.73.22.53:53".parse().unwrap();
+    let elsewhere: SocketAddr = "203.0.113.9:53".parse().unwrap();
+    let socket = socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    );
+    let socket = socket.unwrap();
+    sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    match rustix::net::bind(&socket, &own) {
+        Err(Errno::ACCESS) => return "may not".to_owned(),
+        bound => bound.unwrap(),
+    }
+    let (server, client) = (
+        UdpSocket::from(socket),
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+    );
+    for socket in [&server, &client] {
+        let timeout = Some(Duration::from_secs(20));
+        socket.set_read_timeout(timeout).unwrap();
+    }
+    client.send_to(b"own", own).unwrap();
+    let mut words = [0; 512];
+    let (len, from) = server.recv_from(&mut words).unwrap();
+    assert_eq!(&words[..len], b"own");
+    server.send_to(b"answer", from).unwrap();
+    assert_eq!(client.recv_from(&mut words).unwrap(), (6, own));
+    // Questions to others are still the resolver's.
+    client.send_to(QUESTION, elsewhere).unwrap();
+    assert_eq!(client.recv_from(&mut words).unwrap().1, elsewhere);
+    // Over TCP, too, and for as long as it listens.
+    let listener = TcpListener::bind(own).unwrap();
+    let mut stream = TcpStream::connect(own).unwrap();
+    // The kernel has connected it.
+    listener.set_nonblocking(true).unwrap();
+    let (mut accepted, _) = listener.accept().unwrap();
+    assert_eq!(stream.peer_addr().unwrap(), own);
+    accepted.write_all(b"own").unwrap();
+    stream.read_exact(&mut words[..3]).unwrap();
+    drop((listener, accepted, stream));
+    for server in [own, elsewhere] {
+        let mut stream = TcpStream::connect(server).unwrap();
+        let len = (QUESTION.len() as u16).to_be_bytes();
+        stream.write_all(&[&len, QUESTION].concat()).unwrap();
+        stream.read_exact(&mut words[..4]).unwrap();
+        assert_eq!(words[2..4], QUESTION[..2]);
+    }
+    "served".to_owned()
+}
+
+#[test]
+fn a_name_server_of_the_guests_own_is_asked() {
+    if let Some(datagrams) = namespace() {
+        let (said, asked, _) = run_with("name server", false, Some(datagrams), true);
+        assert!(said == "served" || said == "may not", "{said}");
+        assert_eq!(asked, [""; 0]);
+    }
+}
+
 fn races_part() -> String {
     let threads: Vec<_> = (0..32)
         .map(|number: u8| {

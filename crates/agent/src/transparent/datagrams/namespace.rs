@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::io::Errno;
+use rustix::net::sockopt::{set_socket_reuseaddr, set_socket_reuseport};
 use rustix::net::{
     AddressFamily, Protocol, RawProtocol, SendFlags, SocketFlags, SocketType, bind, socket_with,
 };
@@ -172,7 +173,9 @@ fn resolver_socket(family: Family) -> Result<OwnedFd, Errno> {
         let set = set_option(socket.as_fd(), *level, *option, &1i32.to_ne_bytes());
         set.map_err(sys::supervise::errno)?;
     }
-    rustix::net::sockopt::set_socket_reuseport(&socket, true)?;
+    set_socket_reuseport(&socket, true)?;
+    // A name server of the program's own may have this port at an address of the loopback. There it is asked, since the kernel prefers the narrower address.
+    set_socket_reuseaddr(&socket, true)?;
     bind(
         &socket,
         &SocketAddr::new(family.unspecified().ip(), DNS_PORT),

@@ -24,6 +24,9 @@ use super::{
 /// How long a call may take: a little longer than Linux tries with TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
 
+/// How long a name server of the guest's own may take to be connected. It takes long only if its queue is full.
+const NAME_SERVER_PATIENCE: Duration = Duration::from_secs(2);
+
 /// A stream that is to be connected.
 pub(super) struct Dial {
     pub(super) socket: OwnedFd,
@@ -266,8 +269,14 @@ impl Supervisor {
         }
     }
 
-    /// Questions for names, over a stream: the resolver has the other end of what takes the place of the program's socket.
+    /// Questions for names, over a stream: a name server of the guest's own has them, or else the resolver, which has the other end of what takes the place of the program's socket.
     fn dial_resolver(&self, call: &PendingCall, dial: &mut Dial) -> Result<Dialled, Errno> {
+        if is_of_guest(dial.to.ip())
+            && let Ok(own) = dial_name_server(dial.family, dial.to)
+        {
+            self.replace(call, dial, own, Progress::Local)?;
+            return Ok(Dialled::Done);
+        }
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let (socket, end) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
         self.resolver
@@ -413,6 +422,14 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// A connection to a name server of the guest's own, if there is one.
+fn dial_name_server(family: Family, to: SocketAddr) -> Result<OwnedFd, Errno> {
+    let socket = kernel_socket(family)?;
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(NAME_SERVER_PATIENCE))?;
+    rustix::net::connect(&socket, &to)?;
+    Ok(socket)
 }
 
 /// Copies what the program may have set of `SOL_SOCKET`. Not the sizes of buffers: of a socket that they were set on TCP adapts them no more.
