@@ -98,13 +98,13 @@ impl Thread {
     /// Its real user, and the user and the group to which files belong that it makes.
     pub(super) fn users(self) -> io::Result<(u32, (u32, u32))> {
         let status = fs::read_to_string(self.file("status"))?;
-        let ids = |word| {
+        let ids = |word| -> Option<(u32, u32)> {
             let line = status.lines().find_map(|line| line.strip_prefix(word))?;
             let mut ids = line.split_ascii_whitespace().map(|id| id.parse().ok());
             Some((ids.next()??, ids.nth(2)??))
         };
-        let (users, groups): (Option<(u32, u32)>, Option<(u32, u32)>) = (ids("Uid:"), ids("Gid:"));
-        let ((real, user), (_, group)) = users.zip(groups).ok_or(io::ErrorKind::InvalidData)?;
+        let users = ids("Uid:").zip(ids("Gid:"));
+        let ((real, user), (_, group)) = users.ok_or(io::ErrorKind::InvalidData)?;
         Ok((real, (user, group)))
     }
 
