@@ -179,8 +179,10 @@ fn a_user_whose_call_takes_for_ever_holds_up_itself_only() {
         let own = std::sync::Arc::clone(&listener);
         listener.serve(std::sync::Arc::new(move |call: PendingCall| {
             // As where the address is in a file whose file system never answers.
-            while call.arguments[1] == 0 {
-                std::thread::park();
+            if call.arguments[1] == 0 {
+                loop {
+                    std::thread::park();
+                }
             }
             assert_eq!(call.caller.user, UserNumber::ROOT);
             let _ = own.answer(&call, Err(Errno::CONNRESET));
