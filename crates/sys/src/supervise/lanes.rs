@@ -3,7 +3,8 @@
 //! An answer may take as long as the program wants: its memory may be a file whose file system (FUSE) is the program's own and never answers, it may have half a million descriptors, and the kernel holds a socket's
 //! lock while it waits for such memory. So the thread that receives the calls touches nothing of a program's but what `/proc` says of its users, which the program cannot delay. All else is done in the thread of
 //! the user ([`super::users`]), one call after the other, and that thread holds no lock that other users' threads take while it reads, scans or asks a socket. A thread that is stuck costs its user's calls, [`MAX_QUEUED`] of which
-//! wait; further ones fail with `EAGAIN`. It goes on when the program ends.
+//! wait; further ones fail with `EAGAIN`. The kernel
+//! lets a thread that waits for FUSE not be killed: this process stays after its end, without its other threads, until the file system answers or its connection is aborted (`/sys/fs/fuse/connections/*/abort`).
 
 use std::io;
 use std::sync::Arc;
