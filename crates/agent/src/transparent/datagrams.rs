@@ -4,6 +4,7 @@
 //! this one has several.
 
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -11,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::RecvFlags;
 use sys::descriptors::receive;
 use sys::supervise::{MAX_USERS, UserNumber};
@@ -92,16 +93,34 @@ impl Datagrams {
 fn answer(process: &UnixStream, most: usize) -> io::Result<Vec<OwnedFd>> {
     let (mut number, mut descriptors) = ([0; namespace::NUMBER_LEN], Vec::new());
     // An answer of so few bytes comes in one piece.
-    let received = receive(
-        process,
-        &mut number,
-        &mut descriptors,
-        most,
-        RecvFlags::empty(),
-    )?;
+    let received = retry_on_intr(|| {
+        let flags = RecvFlags::empty();
+        receive(process, &mut number, &mut descriptors, most, flags)
+    });
+    let received = received.inspect_err(|_| {
+        // What comes late would be taken for the answer to the next request.
+        let _ = process.shutdown(Shutdown::Both);
+    })?;
     match (received.len, i32::from_ne_bytes(number)) {
         (namespace::NUMBER_LEN, 0) => Ok(descriptors),
         (namespace::NUMBER_LEN, number) => Err(io::Error::from_raw_os_error(number)),
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_late_answer_is_not_taken_for_another() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let patience = Some(Duration::from_millis(1));
+        ours.set_read_timeout(patience).unwrap();
+        answer(&ours, 1).unwrap_err();
+        let late = theirs.write(&0i32.to_ne_bytes());
+        assert!(late.is_err() || answer(&ours, 1).is_err());
     }
 }
