@@ -404,7 +404,10 @@ impl VhostUserBackendReqHandlerMut for Session {
         let ring = self.ring(index)?;
         ring.enabled = Some(enabled);
         if enabled && matches!(ring.kick, Kick::Early(_)) {
-            return self.start_early(index);
+            // Nothing has to come after this, so it does not wait for a base.
+            if let Kick::Early(kick) = std::mem::take(&mut ring.kick) {
+                return self.start(index, kick);
+            }
         }
         self.caller
             .call(Request::SetEnabled {
