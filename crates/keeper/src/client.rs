@@ -37,6 +37,10 @@ pub enum KeeperError {
         "another daemon uses the keeper at {}: stop that one, or start a keeper at another path", path.display()
     )]
     Busy { path: PathBuf },
+    #[error(
+        "a daemon uses the keeper at {}: stop that first, or what it has would be cut off", path.display()
+    )]
+    InUse { path: PathBuf },
     #[error("what answers at {} is no keeper", path.display())]
     NotAKeeper { path: PathBuf },
 }
@@ -182,7 +186,7 @@ pub fn release(path: &Path) -> Result<(), KeeperError> {
         Kind::End => Ok(()),
         Kind::Busy => {
             let path = path.to_path_buf();
-            Err(KeeperError::Busy { path })
+            Err(KeeperError::InUse { path })
         }
         _ => Err(no_keeper(path)),
     }

@@ -43,7 +43,7 @@ fn attach(path: &Path) -> Keeper {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        while let Err(KeeperError::Busy { .. }) = release(&self.path()) {
+        while let Err(KeeperError::InUse { .. }) = release(&self.path()) {
             std::thread::yield_now();
         }
         self.thread.take().unwrap().join().unwrap().unwrap();
@@ -93,7 +93,7 @@ fn one_daemon_has_it_at_a_time() {
     let refused = Keeper::attach(&running.path()).unwrap_err();
     assert!(matches!(refused, KeeperError::Busy { .. }), "{refused}");
     let refused = release(&running.path()).unwrap_err();
-    assert!(matches!(refused, KeeperError::Busy { .. }), "{refused}");
+    assert!(matches!(refused, KeeperError::InUse { .. }), "{refused}");
     first.put("a", b"1", &[]).unwrap();
     drop(first);
     assert_eq!(running.attach().untaken(), ["a"]);

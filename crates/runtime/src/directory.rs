@@ -55,7 +55,7 @@ pub enum RuntimeError {
         /// The other daemon's process, if it is known.
         pid: Option<u32>,
     },
-    #[error("another program listens on {}: end it, or choose another path", path.display())]
+    #[error("another program listens on {}: if it is a keeper (`ringdown hold`), give its socket by --keeper; else end it, or choose another path", path.display())]
     InUse { path: PathBuf },
     #[error("{} exists and is not a socket: remove it, or choose another path", path.display())]
     NotASocket { path: PathBuf },

@@ -107,7 +107,7 @@ fn a_socket_that_another_program_listens_on_is_left_to_it() {
         let _other = UnixListener::bind(&path).unwrap();
         let error = refusal(&config(directory.path(), &["name=db", "name=web"]));
         let expected = format!(
-            "another program listens on {}: end it, or choose another path",
+            "another program listens on {}: if it is a keeper (`ringdown hold`), give its socket by --keeper; else end it, or choose another path",
             path.display()
         );
         assert!(error.to_string().contains(&expected), "{error}");
