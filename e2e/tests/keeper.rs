@@ -144,7 +144,7 @@ fn a_killed_daemons_successor_goes_on_with_the_same_guests() {
                     .deadline(PATIENCE),
             )
             .unwrap();
-        e2e_wait_for_circuit(&daemon);
+        wait_for_circuit(&daemon);
         match round % 2 {
             0 => daemon.kill().unwrap(),
             _ => daemon.stop().unwrap(),
@@ -161,7 +161,7 @@ fn a_killed_daemons_successor_goes_on_with_the_same_guests() {
     drop(guests);
 }
 
-fn e2e_wait_for_circuit(daemon: &Daemon) {
+fn wait_for_circuit(daemon: &Daemon) {
     let until = std::time::Instant::now() + PATIENCE;
     while !ringdown(daemon, &["ls"]).contains("5000") {
         assert!(std::time::Instant::now() < until, "no circuit");

@@ -48,7 +48,7 @@ pub enum KeeperError {
 /// What is kept under a key.
 #[derive(Debug)]
 pub struct Item {
-    /// What the one who put it there wrote.
+    /// The value as it was put.
     pub value: Vec<u8>,
     /// Copies of what was sent along, in this order.
     pub descriptors: Vec<OwnedFd>,
@@ -58,7 +58,7 @@ pub struct Item {
 #[derive(Debug)]
 pub struct Keeper {
     socket: OwnedFd,
-    /// What a predecessor left and nobody has asked for yet.
+    /// What a predecessor left and was not taken yet.
     found: Mutex<BTreeMap<Vec<u8>, Item>>,
     phase: AtomicU8,
 }

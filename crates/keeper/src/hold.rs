@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
@@ -19,6 +20,9 @@ use crate::message::{self, Kind, Message, PATIENCE};
 
 /// The most items that are kept.
 const MAX_ITEMS: usize = 65_536;
+
+/// How long no caller is accepted after that has failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The most connections beside the daemon's: what is over ends the oldest.
 const MAX_CALLERS: usize = 8;
@@ -97,7 +101,7 @@ impl Holder {
         })
     }
 
-    /// Keeps things until it is told to let them go.
+    /// Runs until a release.
     ///
     /// # Errors
     /// What the system says when there is nothing to wait with.
@@ -114,13 +118,18 @@ impl Holder {
                     return Ok(());
                 }
             }
-            if listens {
-                self.accept()?;
+            if !listens {
+                continue;
+            }
+            if let Err(error) = self.accept() {
+                // No descriptor is left. What is kept stays, and the caller waits.
+                tracing::warn!(%error, "cannot accept a caller");
+                std::thread::sleep(ACCEPT_PAUSE);
             }
         }
     }
 
-    /// Who has something to say: the listener, the daemon, and which callers.
+    /// Which sockets are ready: the listener, the daemon's, and those of callers.
     fn wait(&self) -> Result<(bool, bool, Vec<usize>), Errno> {
         let mut wanted = vec![PollFd::new(&self.listener, PollFlags::IN)];
         let sockets = self.callers.iter().chain(&self.daemon);
@@ -148,7 +157,7 @@ impl Holder {
             Err(error) => return Err(error),
         };
         let own = rustix::process::geteuid().as_raw();
-        // A daemon that does not read holds up nobody for long.
+        // A daemon that does not read must not block the keeper.
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         if sys::peer::user(socket.as_fd()).is_ok_and(|uid| uid == own) {
             if self.callers.len() >= MAX_CALLERS {
@@ -166,6 +175,8 @@ impl Holder {
             match message::receive(daemon, RecvFlags::DONTWAIT) {
                 Ok(Some(message)) => self.obey(message),
                 Err(Errno::AGAIN) => return,
+                // The daemon left something unread. What it sent is still there.
+                Err(Errno::CONNRESET) => {}
                 Ok(None) => {
                     tracing::info!(kept = self.items.len(), "the daemon is gone");
                     self.daemon = None;
@@ -248,7 +259,7 @@ impl Drop for Holder {
     }
 }
 
-/// Whether nobody listens at a socket that is there.
+/// Whether a socket has no listener.
 fn is_stale(address: &rustix::net::SocketAddrUnix) -> Result<bool, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

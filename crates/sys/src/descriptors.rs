@@ -46,7 +46,7 @@ pub fn raise_limit() -> Result<Option<u64>, Errno> {
 /// What the system says: nothing has changed.
 pub fn replace(owner: &impl AsRawFd, by: impl AsFd) -> Result<(), Errno> {
     let (old, new) = (owner.as_raw_fd(), by.as_fd().as_raw_fd());
-    // SAFETY: the call reads and writes no memory. Whoever owns the number has a valid descriptor before and after.
+    // SAFETY: the call reads and writes no memory. The owner of the number has a valid descriptor before and after.
     match unsafe { libc::dup3(new, old, libc::O_CLOEXEC) } {
         -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::BADF)),
         _ => Ok(()),

@@ -17,7 +17,7 @@ pub fn run(options: &Hold) -> Result<(), Failure> {
     let refused = |error: HoldError| Failure::failed(error.to_string());
     let holder = Holder::listen(&options.socket).map_err(refused)?;
     let mut out = io::stdout();
-    // Whoever started it may not listen, and it keeps things all the same.
+    // The reader may have gone, and the keeper runs all the same.
     let _ = out.write_all(b"ready\n").and_then(|()| out.flush());
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     holder.run().map_err(refused)

@@ -89,7 +89,7 @@ impl Ledgers {
             .store_u32(0, is_answering.into(), Ordering::Release);
     }
 
-    /// Whether the one who had the file before ended in the middle of an answer.
+    /// Whether the process before ended in the middle of an answer.
     pub fn is_answering(&self) -> bool {
         self.header.load_u32(0, Ordering::Acquire) != 0
     }

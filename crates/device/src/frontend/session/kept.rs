@@ -228,7 +228,7 @@ impl Open {
         self.ledgers.records()
     }
 
-    /// Notes that a message is read and answered, or that it has been. Who takes over in between cannot know what the VMM was told.
+    /// Notes that a message is read and answered, or that it has been. A successor that takes over in between cannot know what the VMM was answered.
     fn set_answering(&self, is_answering: bool) {
         self.ledgers.set_answering(is_answering);
     }
@@ -342,7 +342,7 @@ impl Session {
         if let Err(error) = kept.put(record, &self.model, &files) {
             let vm = &self.caller.identity.vm;
             tracing::warn!(vm, %error, "cannot keep the VMM's connection: it ends with this daemon");
-            // Nobody may go on with what is kept: it is not what is.
+            // What is kept is out of date: no successor may go on with it.
             kept.set_answering(true);
             self.kept = None;
         }
