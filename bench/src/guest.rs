@@ -25,7 +25,7 @@ use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use guestmem::driver::Arena;
+use guestmem_driver::Arena;
 use wire::vsock::{Header, Operation};
 
 use crate::frontend::Vmm;

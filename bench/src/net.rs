@@ -3,7 +3,7 @@
 //! # Theory of operation
 //!
 //! Pairs of ports send each other all they can. A [`port`] is a virtio driver in user space that does nothing else: its frames are made
-//! beforehand, its rings are filled once ([`guestmem::driver::StreamQueue`]), and what it does for a frame is to number it, and at the
+//! beforehand, its rings are filled once ([`guestmem_driver::StreamQueue`]), and what it does for a frame is to number it, and at the
 //! other end to read how many buffers it takes. Every 64th frame is compared with what was sent, and its number with the last one's.
 //! All ports run in one thread on one processor ([`generator`]); what is measured has the other one.
 //!

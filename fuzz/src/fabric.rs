@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use device::Change;
-use guestmem::driver::RawDescriptor;
 use guestmem::queue::MAX_CHAIN_LEN;
+use guestmem_driver::RawDescriptor;
 use vsock::Limits;
 use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation, SHUTDOWN_BOTH};
 

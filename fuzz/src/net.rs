@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use device::net::{ModerationSetting, NetFabric, NetPortConfig, NetPortSnapshot};
-use guestmem::driver::RawDescriptor;
 use guestmem::guest::Range;
+use guestmem_driver::RawDescriptor;
 use l2::bridge::{BridgeLimits, PortConfig, Vlan, VlanId, VlanSet};
 use tempfile::TempDir;
 use wire::ethernet::MacAddress;

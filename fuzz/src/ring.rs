@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use guestmem::driver::{Arena, DriverQueue, RawDescriptor};
 use guestmem::guest::{GuestMemory, Range, total_len};
 use guestmem::queue::{Chain, MAX_CHAIN_LEN, MAX_CHAIN_RANGES, Queue, QueueSetup};
+use guestmem_driver::{Arena, DriverQueue, RawDescriptor};
 
 use crate::Dice;
 

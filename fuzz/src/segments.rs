@@ -3,9 +3,9 @@
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
-use guestmem::driver::Arena;
 use guestmem::guest::{GuestMemory, MemoryError, Range, copy, total_len};
 use guestmem::io::{Gather, Scatter};
+use guestmem_driver::Arena;
 
 use crate::Dice;
 

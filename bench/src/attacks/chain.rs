@@ -1,7 +1,7 @@
 //! Chains of descriptors.
 
-use guestmem::driver::RawDescriptor;
 use guestmem::guest::Range;
+use guestmem_driver::RawDescriptor;
 
 use crate::frontend::{FEATURE_INDIRECT, TX};
 use crate::guest::{GUEST_BASE, GuestConfig, VirtualGuest, drive};

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use ::guestmem::driver::Arena;
 use ::guestmem::guest::RegionSpec;
+use guestmem_driver::Arena;
 
 use crate::frontend::raw::{NEED_REPLY, RawVmm, VERSION, request};
 use crate::guest::GUEST_BASE;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use guestmem::driver::RawDescriptor;
 use guestmem::guest::Range;
+use guestmem_driver::RawDescriptor;
 use wire::vsock::Operation;
 
 use crate::frontend::{EVENT, RX, TX};

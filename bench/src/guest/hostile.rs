@@ -1,7 +1,7 @@
 //! What no honest driver does.
 
-use guestmem::driver::{DriverQueue, Full};
 use guestmem::guest::Range;
+use guestmem_driver::{DriverQueue, Full};
 use wire::vsock::Header;
 
 use super::rings::NO_SLOT;

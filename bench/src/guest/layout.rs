@@ -1,7 +1,7 @@
 //! How a packet lies in the guest's memory.
 
-use guestmem::driver::Arena;
 use guestmem::guest::Range;
+use guestmem_driver::Arena;
 use wire::vsock::{HEADER_LEN, MAX_PAYLOAD_LEN};
 
 use super::GUEST_BASE;

@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use guestmem::driver::Arena;
 use guestmem::guest::RegionSpec;
+use guestmem_driver::Arena;
 use thiserror::Error;
 
 use super::rings::Rings;

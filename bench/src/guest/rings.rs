@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use guestmem::driver::{Arena, DriverQueue};
 use guestmem::guest::Range;
+use guestmem_driver::{Arena, DriverQueue};
 use rustix::event::{EventfdFlags, eventfd};
 use wire::vsock::{HEADER_LEN, Header};
 

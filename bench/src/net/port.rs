@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use guestmem::driver::{Arena, StreamOptions, StreamQueue};
 use guestmem::guest::Range;
+use guestmem_driver::{Arena, StreamOptions, StreamQueue};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::examiner::{Examiner, SAMPLE};

@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use guestmem::driver::Arena;
+use guestmem_driver::Arena;
 use hdrhistogram::Histogram;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use slab::Slab;

@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use guestmem::driver::{Arena, DriverQueue, RawDescriptor};
 use guestmem::queue::QueueSetup;
+use guestmem_driver::{Arena, DriverQueue, RawDescriptor};
 use rustix::event::{EventfdFlags, eventfd};
 use wire::vsock::{HEADER_LEN, Header, MAX_PAYLOAD_LEN};
 

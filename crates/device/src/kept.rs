@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn memory(bytes: &[u8]) -> GuestMemory {
-        let arena = guestmem::driver::Arena::new(4096).unwrap();
+        let arena = guestmem_driver::Arena::new(4096).unwrap();
         arena.write(0, bytes);
         GuestMemory::with_regions(vec![arena.region(0).unwrap()]).unwrap()
     }

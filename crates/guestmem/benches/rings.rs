@@ -8,9 +8,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use guestmem::driver::{Arena, DriverQueue};
 use guestmem::guest::{GuestMemory, Range, copy};
 use guestmem::queue::{Chain, Queue};
+use guestmem_driver::{Arena, DriverQueue};
 use virtio_queue::QueueT;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 

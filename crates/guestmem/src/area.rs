@@ -1,7 +1,7 @@
 //! A checked stretch of shared memory with the field accesses that a ring needs.
 //!
 //! Every access is one atomic load or store of a little-endian field. An offset outside the area, or off its alignment, is a
-//! mistake of this crate's and panics: offsets are computed from private values only.
+//! mistake of the caller's and panics: offsets are computed from private values only.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::region::Region;
 
 /// A part of one region. Holds the region mapped.
 #[derive(Debug)]
-pub(crate) struct Area {
+pub struct Area {
     base: NonNull<u8>,
     /// In bytes.
     len: usize,
@@ -26,9 +26,9 @@ unsafe impl Sync for Area {}
 
 macro_rules! accessors {
     ($load:ident, $store:ident, $integer:ty, $atomic:ty) => {
+        /// Reads a field.
         #[inline]
-        #[allow(dead_code)] // Some are for the driver's side only.
-        pub(crate) fn $load(&self, offset: usize, ordering: Ordering) -> $integer {
+        pub fn $load(&self, offset: usize, ordering: Ordering) -> $integer {
             let field = self.place(offset, size_of::<$integer>()).as_ptr().cast();
             // SAFETY: the place is mapped for as long as `self` lives, aligned, and inside the area; others access it at any
             // time, which an atomic allows.
@@ -36,9 +36,9 @@ macro_rules! accessors {
             <$integer>::from_le(field.load(ordering))
         }
 
+        /// Writes a field.
         #[inline]
-        #[allow(dead_code)]
-        pub(crate) fn $store(&self, offset: usize, value: $integer, ordering: Ordering) {
+        pub fn $store(&self, offset: usize, value: $integer, ordering: Ordering) {
             let field = self.place(offset, size_of::<$integer>()).as_ptr().cast();
             // SAFETY: as for the load.
             let field = unsafe { <$atomic>::from_ptr(field) };
@@ -50,7 +50,10 @@ macro_rules! accessors {
 impl Area {
     /// The `len` bytes from a front-end address in this region, if they are inside. The address of the memory here must be a
     /// multiple of eight for 64-bit fields, and so on; `alignment` says which multiple is demanded.
-    pub(crate) fn new(
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn new(
         region: &Arc<Region>,
         frontend_address: u64,
         len: usize,
@@ -74,7 +77,7 @@ impl Area {
 
     /// Two fields of 64 bits, one behind the other: one check, two loads.
     #[inline]
-    pub(crate) fn load_pair(&self, offset: usize, ordering: Ordering) -> [u64; 2] {
+    pub fn load_pair(&self, offset: usize, ordering: Ordering) -> [u64; 2] {
         let first = self.place(offset, 2 * size_of::<u64>()).cast();
         // SAFETY: both places are inside the area, since their span was just found to be.
         let second = unsafe { first.add(1) };
@@ -87,7 +90,7 @@ impl Area {
 
     /// Asks for the cache line of a field, to be read and then written.
     #[inline]
-    pub(crate) fn prefetch(&self, offset: usize) {
+    pub fn prefetch(&self, offset: usize) {
         prefetch::line(self.base.as_ptr().wrapping_add(offset), Use::Write);
     }
 
@@ -125,7 +128,9 @@ fn misaligned(offset: usize, field_len: usize) -> ! {
 
 /// Why a place cannot be an area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// It is not in the region.
     Outside,
+    /// It is off the alignment that its fields need.
     Misaligned,
 }

@@ -6,12 +6,12 @@
 //! - [`sync`] and `prefetch` are fences and hints of the processor.
 //! - [`fault`] keeps the process alive when a region's file is truncated under it.
 //! - [`error`] says what can go wrong; [`span`] is about addresses of this process and the files shown there.
-//! - `region` is one mapped region, `area` a checked stretch of it with the fields of a ring.
+//! - [`region`] is one mapped region, [`area`] a checked stretch of it with the fields of a ring.
 //! - [`guest`] maps the regions that a VMM hands over and copies bytes in, out, and from guest to guest.
 //! - [`io`] lets a socket read from, and write to, guest memory without a copy of ours in between.
 //! - [`queue`] is the device side of a virtqueue, split or packed (virtio 1.2, sections 2.7 and 2.8).
-//! - `driver`, behind the feature of that name, is the driver's side, for tests, fuzzers and benches. It is no crate of its own: the tests of
-//!   all the others use it, on private parts of theirs, and a crate that imports this one has types of a second copy of it there.
+//!
+//! The driver's side, for tests, fuzzers and benches, is the crate `guestmem-driver` in `testkit`.
 //!
 //! # Why the rings are written here
 //!
@@ -47,19 +47,24 @@
 //! Removing a region from a memory therefore unmaps no page that is in use. A thread for nothing else unmaps it: the last reference to
 //! a file of gigabytes takes the kernel as long to free as the file is large.
 
-#[cfg(feature = "driver")]
-pub mod driver;
+#[cfg_attr(loom, path = "area/modelled.rs")]
+pub mod area;
 pub mod error;
 #[cfg_attr(miri, allow(dead_code))] // There are no mappings there, and no faults.
 pub mod fault;
 pub mod guest;
 pub mod io;
 pub mod queue;
+pub mod region;
 #[cfg(not(miri))]
 pub mod span;
 pub mod sync;
 
-#[cfg_attr(loom, path = "area/modelled.rs")]
-mod area;
 mod prefetch;
-mod region;
+
+// A crate that imports this one has types of a second copy of it in the tests here: so the driver is a part of them, and names this crate as others do.
+#[cfg(test)]
+extern crate self as guestmem;
+#[cfg(test)]
+#[path = "../../../testkit/guestmem-driver/src/lib.rs"]
+pub mod guestmem_driver;

@@ -52,12 +52,10 @@ mod interleavings;
 #[cfg(not(loom))]
 mod tests;
 
-#[cfg(feature = "driver")]
-pub(crate) use chain::{DESCRIPTOR_LEN, INDIRECT, NEXT, WRITE};
+pub use chain::{DESCRIPTOR_LEN, INDIRECT, NEXT, WRITE};
 pub use error::QueueError;
 pub use ledger::{Found, Ledger, Ledgers, Records};
-#[cfg(feature = "driver")]
-pub(crate) use {packed::fields as packed_fields, split::fields as split_fields};
+pub use {packed::fields as packed_fields, split::fields as split_fields};
 
 /// The most entries that a queue may have (virtio 1.2, section 2.7).
 pub const MAX_QUEUE_SIZE: u16 = 32768;
@@ -354,6 +352,6 @@ impl Running {
 
 /// Whether an index that moved from `old` to `new` has passed the one after which an event is `wanted` (virtio 1.2, section
 /// 2.7.10; `vring_need_event` there). All three run modulo 65536.
-pub(crate) fn needs_event(wanted: u16, old: u16, new: u16) -> bool {
+pub fn needs_event(wanted: u16, old: u16, new: u16) -> bool {
     new.wrapping_sub(wanted).wrapping_sub(1) < new.wrapping_sub(old)
 }

@@ -33,7 +33,7 @@ pub struct RegionSpec {
 
 /// A mapped region. It is unmapped soon after the last reference goes, on a thread of its own.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub struct Region {
     guest_address: u64,
     size: u64,
     frontend_address: u64,
@@ -41,7 +41,11 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    pub(crate) fn map(spec: RegionSpec) -> Result<Region, MemoryError> {
+    /// Maps the file.
+    ///
+    /// # Errors
+    /// The region is empty, has addresses that do not exist, or cannot be mapped.
+    pub fn map(spec: RegionSpec) -> Result<Region, MemoryError> {
         let RegionSpec {
             guest_address,
             size,
@@ -71,11 +75,14 @@ impl Region {
         self.guest_address
     }
 
-    pub(crate) fn size(&self) -> u64 {
+    /// In bytes.
+    pub fn size(&self) -> u64 {
         self.size
     }
 
-    pub(crate) fn frontend_address(&self) -> u64 {
+    /// Where the front end has it.
+    #[inline]
+    pub fn frontend_address(&self) -> u64 {
         self.frontend_address
     }
 
@@ -89,7 +96,8 @@ impl Region {
     }
 
     /// The place of an address of the front end inside the region and the number of bytes from there to the region's end.
-    pub(crate) fn at_frontend(&self, address: u64) -> Option<(NonNull<u8>, usize)> {
+    #[inline]
+    pub fn at_frontend(&self, address: u64) -> Option<(NonNull<u8>, usize)> {
         self.span()
             .at_offset(address.wrapping_sub(self.frontend_address))
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use guestmem::driver::{Arena, DriverQueue};
 use guestmem::guest::Range;
+use guestmem_driver::{Arena, DriverQueue};
 use wire::vsock::{HEADER_LEN, HOST_CID, Header, Operation};
 
 use super::device::{ACKNOWLEDGE, DRIVER, DRIVER_OK, Device, FEATURES_OK, QueueAddresses};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use guestmem::driver::Window;
+use guestmem_driver::Window;
 
 /// Vendor and device of a virtio socket device: 0x1040 and the device's type, 19.
 const VENDOR: &str = "0x1af4";

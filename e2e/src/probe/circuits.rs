@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use circuit::{Circuit, Connector, Options};
-use guestmem::driver::Window;
+use guestmem_driver::Window;
 
 use super::wait_for_file;
 use crate::pattern::Pattern;

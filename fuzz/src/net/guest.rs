@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use guestmem::driver::{Arena, DriverQueue};
 use guestmem::guest::Range;
+use guestmem_driver::{Arena, DriverQueue};
 use rustix::event::{EventfdFlags, eventfd};
 use wire::ethernet::MacAddress;
 use wire::net_header::{FLAG_NEEDS_CHECKSUM, GSO_NONE, NET_HEADER_LEN, NetHeader};

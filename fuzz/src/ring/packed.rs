@@ -1,7 +1,7 @@
 //! What is particular to packed rings: how they are written to, and the second reader of them (virtio 1.2, section 2.8).
 
-use guestmem::driver::RawDescriptor;
 use guestmem::queue::QueueSetup;
+use guestmem_driver::RawDescriptor;
 
 use super::{Collector, Found, World, Wrong};
 use crate::Dice;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use device::Fabric;
-use guestmem::driver::{Arena, DriverQueue, RawDescriptor};
+use guestmem_driver::{Arena, DriverQueue, RawDescriptor};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::SendFlags;
 use wire::vsock::{HEADER_LEN, Header};

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use device::net::{ModerationSetting, NetFabric, NetPortConfig};
-use guestmem::driver::Arena;
+use guestmem_driver::Arena;
 use l2::bridge::{BridgeLimits, PortConfig};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,

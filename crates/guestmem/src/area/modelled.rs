@@ -28,7 +28,7 @@ enum Field {
 
 /// A part of one region.
 #[derive(Debug)]
-pub(crate) struct Area {
+pub struct Area {
     /// In the page, in bytes.
     place: usize,
     /// In bytes.
@@ -38,7 +38,7 @@ pub(crate) struct Area {
 
 macro_rules! accessors {
     ($load:ident, $store:ident, $integer:ty, $atomic:ty, $field:ident) => {
-        pub(crate) fn $load(&self, offset: usize, ordering: Ordering) -> $integer {
+        pub fn $load(&self, offset: usize, ordering: Ordering) -> $integer {
             match self.field(offset, size_of::<$integer>(), || {
                 Field::$field(Arc::new(<$atomic>::new(0)))
             }) {
@@ -47,7 +47,7 @@ macro_rules! accessors {
             }
         }
 
-        pub(crate) fn $store(&self, offset: usize, value: $integer, ordering: Ordering) {
+        pub fn $store(&self, offset: usize, value: $integer, ordering: Ordering) {
             match self.field(offset, size_of::<$integer>(), || {
                 Field::$field(Arc::new(<$atomic>::new(0)))
             }) {
@@ -59,7 +59,7 @@ macro_rules! accessors {
 }
 
 impl Area {
-    pub(crate) fn new(
+    pub fn new(
         region: &Arc<Region>,
         frontend_address: u64,
         len: usize,
@@ -81,12 +81,12 @@ impl Area {
         })
     }
 
-    pub(crate) fn load_pair(&self, offset: usize, ordering: Ordering) -> [u64; 2] {
+    pub fn load_pair(&self, offset: usize, ordering: Ordering) -> [u64; 2] {
         [offset, offset + 8].map(|offset| self.load_u64(offset, ordering))
     }
 
     /// Has no visible effect.
-    pub(crate) fn prefetch(&self, _offset: usize) {}
+    pub fn prefetch(&self, _offset: usize) {}
 
     accessors!(load_u16, store_u16, u16, AtomicU16, U16);
     accessors!(load_u32, store_u32, u32, AtomicU32, U32);
@@ -106,7 +106,9 @@ impl Area {
 
 /// Why a place cannot be an area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// It is not in the region.
     Outside,
+    /// It is off the alignment that its fields need.
     Misaligned,
 }

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::thread;
 
 use super::*;
-use crate::driver::Arena;
 use crate::guest::{GuestMemory, MemoryError, Range};
+use crate::guestmem_driver::Arena;
 use crate::region::unmapper;
 
 const PAGE: usize = 4096;

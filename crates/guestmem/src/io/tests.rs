@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::driver::Arena;
+use crate::guestmem_driver::Arena;
 
 const PAGE: usize = 4096;
 const ARENA: usize = 64 * PAGE;

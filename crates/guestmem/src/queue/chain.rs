@@ -5,14 +5,14 @@ use crate::guest::{GuestMemory, Range};
 use crate::prefetch;
 
 /// Size of a descriptor (virtio 1.2, sections 2.7.5 and 2.8.13), in bytes.
-pub(crate) const DESCRIPTOR_LEN: usize = 16;
+pub const DESCRIPTOR_LEN: usize = 16;
 
 /// The descriptor has a next one.
-pub(crate) const NEXT: u16 = 1;
+pub const NEXT: u16 = 1;
 /// The device may write to the descriptor's memory, and not read it.
-pub(crate) const WRITE: u16 = 2;
+pub const WRITE: u16 = 2;
 /// The descriptor's memory holds a table of descriptors.
-pub(crate) const INDIRECT: u16 = 4;
+pub const INDIRECT: u16 = 4;
 
 /// A descriptor, copied out: address and length are in the same places in both formats.
 #[derive(Debug, Clone, Copy)]

@@ -335,64 +335,73 @@ impl Packed {
 }
 
 /// Where things are, for both sides.
-pub(crate) mod fields {
+/// Fields of a packed ring and their values (virtio 1.2, section 2.8).
+pub mod fields {
     use std::fmt;
 
     /// In the second word of a descriptor: the identifier, above 32 bits of length.
-    pub(crate) const IDENTIFIER_SHIFT: u32 = 32;
+    pub const IDENTIFIER_SHIFT: u32 = 32;
     /// In the second word of a descriptor: the flags.
-    pub(crate) const FLAGS_SHIFT: u32 = 48;
+    pub const FLAGS_SHIFT: u32 = 48;
     /// In the second word of a descriptor: the driver's wrap counter, if the descriptor is available.
-    pub(crate) const AVAILABLE: u64 = 1 << (FLAGS_SHIFT + 7);
+    pub const AVAILABLE: u64 = 1 << (FLAGS_SHIFT + 7);
     /// In the second word of a descriptor: the device's wrap counter, if the descriptor is used.
-    pub(crate) const USED: u64 = 1 << (FLAGS_SHIFT + 15);
+    pub const USED: u64 = 1 << (FLAGS_SHIFT + 15);
 
     /// Size of an event suppression structure (2.8.14), in bytes.
-    pub(crate) const EVENT_LEN: usize = 4;
+    pub const EVENT_LEN: usize = 4;
     /// In such a structure: what is wanted, above 15 bits of index and one of a wrap counter.
-    pub(crate) const EVENT_FLAGS_SHIFT: u32 = 16;
+    pub const EVENT_FLAGS_SHIFT: u32 = 16;
     /// Which bits of the flags mean anything.
-    pub(crate) const EVENT_FLAGS: u32 = 3;
-    pub(crate) const EVENT_ALWAYS: u32 = 0;
-    pub(crate) const EVENT_NEVER: u32 = 1;
-    pub(crate) const EVENT_AT: u32 = 2;
+    pub const EVENT_FLAGS: u32 = 3;
+    /// In such flags: after each chain.
+    pub const EVENT_ALWAYS: u32 = 0;
+    /// In such flags: not at all.
+    pub const EVENT_NEVER: u32 = 1;
+    /// In such flags: after the chain at the index.
+    pub const EVENT_AT: u32 = 2;
 
     /// A place in the ring, with the wrap counter that is valid there: an index, and the counter in bit 31.
     ///
     /// One word, for a reason: narrow fields that stand side by side may be loaded as one, and such a load waits for the store of
     /// one of them to reach the cache.
     #[derive(Clone, Copy, PartialEq, Eq)]
-    pub(crate) struct Position(u32);
+    pub struct Position(u32);
 
     const WRAP: u32 = 1 << 31;
 
     impl Position {
-        pub(crate) fn new(index: u16, wrap: bool) -> Position {
+        /// A place by its parts.
+        pub fn new(index: u16, wrap: bool) -> Position {
             Position(u32::from(index) | if wrap { WRAP } else { 0 })
         }
 
-        pub(crate) fn from_bits(bits: u16) -> Position {
+        /// As 16 bits say it.
+        pub fn from_bits(bits: u16) -> Position {
             Position::new(bits & 0x7fff, bits & 0x8000 != 0)
         }
 
-        pub(crate) fn to_bits(self) -> u16 {
+        /// In 16 bits, the wrap counter above the index.
+        pub fn to_bits(self) -> u16 {
             self.index() | if self.wrap() { 0x8000 } else { 0 }
         }
 
+        /// The index.
         #[inline]
-        pub(crate) fn index(self) -> u16 {
+        pub fn index(self) -> u16 {
             // No index is over 32767.
             self.0 as u16
         }
 
+        /// The wrap counter.
         #[inline]
-        pub(crate) fn wrap(self) -> bool {
+        pub fn wrap(self) -> bool {
             self.0 & WRAP != 0
         }
 
         /// So many places further on; no more than the ring has.
         #[inline]
-        pub(crate) fn plus(self, places: u16, size: u16) -> Position {
+        pub fn plus(self, places: u16, size: u16) -> Position {
             let moved = self.0 + u32::from(places);
             if moved & !WRAP < u32::from(size) {
                 return Position(moved);
@@ -401,7 +410,7 @@ pub(crate) mod fields {
         }
 
         /// So many places further back; no more than the ring has.
-        pub(crate) fn minus(self, places: u16, size: u16) -> Position {
+        pub fn minus(self, places: u16, size: u16) -> Position {
             match self.index().checked_sub(places) {
                 Some(index) => Position::new(index, self.wrap()),
                 None => Position::new(self.index() + (size - places), !self.wrap()),
@@ -409,7 +418,7 @@ pub(crate) mod fields {
         }
 
         /// How many places further on than `other`, on a ring which is twice as long and on which no two positions are alike.
-        pub(crate) fn ahead_of(self, other: Position, size: u16) -> u32 {
+        pub fn ahead_of(self, other: Position, size: u16) -> u32 {
             let size = u32::from(size);
             let place = |position: Position| {
                 u32::from(position.index()) + if position.wrap() { 0 } else { size }
@@ -424,19 +433,19 @@ pub(crate) mod fields {
 
         /// The flags that a descriptor here has when it is available.
         #[inline]
-        pub(crate) fn available_flags(self) -> u64 {
+        pub fn available_flags(self) -> u64 {
             if self.wrap() { AVAILABLE } else { USED }
         }
 
         /// The flags that a descriptor here has when it is used.
         #[inline]
-        pub(crate) fn used_flags(self) -> u64 {
+        pub fn used_flags(self) -> u64 {
             if self.wrap() { AVAILABLE | USED } else { 0 }
         }
 
         /// Whether a descriptor here with this second word is available.
         #[inline]
-        pub(crate) fn is_available(self, word: u64) -> bool {
+        pub fn is_available(self, word: u64) -> bool {
             word & (AVAILABLE | USED) == self.available_flags()
         }
     }
@@ -450,7 +459,7 @@ pub(crate) mod fields {
 
     /// Whether who went from `old` to `new`, at most once round the ring, has passed the place after which an event is wanted: an index and a
     /// wrap counter.
-    pub(crate) fn is_passed(wanted: u16, old: Position, new: Position, size: u16) -> bool {
+    pub fn is_passed(wanted: u16, old: Position, new: Position, size: u16) -> bool {
         let wanted = Position::from_bits(wanted);
         wanted.index() < size && wanted.ahead_of(old, size) < new.ahead_of(old, size)
     }

@@ -415,20 +415,25 @@ impl Split {
 }
 
 /// Where things are, for both sides.
-pub(crate) mod fields {
-    // Offsets in the available ring (virtio 1.2, section 2.7.6), in bytes.
-    pub(crate) const AVAILABLE_FLAGS: usize = 0;
-    pub(crate) const AVAILABLE_INDEX: usize = 2;
-    pub(crate) const AVAILABLE_RING: usize = 4;
+/// Fields of the rings and their values.
+pub mod fields {
+    /// In the available ring (virtio 1.2, section 2.7.6), in bytes: the flags.
+    pub const AVAILABLE_FLAGS: usize = 0;
+    /// Likewise the index.
+    pub const AVAILABLE_INDEX: usize = 2;
+    /// Likewise the heads.
+    pub const AVAILABLE_RING: usize = 4;
     /// The driver wants no interrupts.
-    pub(crate) const NO_INTERRUPT: u16 = 1;
+    pub const NO_INTERRUPT: u16 = 1;
 
-    // Offsets in the used ring (virtio 1.2, section 2.7.8), in bytes.
-    pub(crate) const USED_FLAGS: usize = 0;
-    pub(crate) const USED_INDEX: usize = 2;
-    pub(crate) const USED_RING: usize = 4;
+    /// In the used ring (virtio 1.2, section 2.7.8), in bytes: the flags.
+    pub const USED_FLAGS: usize = 0;
+    /// Likewise the index.
+    pub const USED_INDEX: usize = 2;
+    /// Likewise the chains.
+    pub const USED_RING: usize = 4;
     /// The device wants no notifications.
-    pub(crate) const NO_NOTIFY: u16 = 1;
+    pub const NO_NOTIFY: u16 = 1;
 }
 
 /// The three areas, mapped and checked.

@@ -1,6 +1,6 @@
 use super::packed::fields::{Position, is_passed};
 use super::*;
-use crate::driver::{Arena, DriverQueue, RawDescriptor};
+use crate::guestmem_driver::{Arena, DriverQueue, RawDescriptor};
 
 mod clauses;
 mod hostile;

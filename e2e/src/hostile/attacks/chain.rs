@@ -1,8 +1,8 @@
 //! Chains of descriptors.
 
 use anyhow::Result;
-use guestmem::driver::RawDescriptor;
 use guestmem::guest::Range;
+use guestmem_driver::RawDescriptor;
 
 use super::super::driver::{Driver, TX};
 use super::super::{Attack, Group, Outcome, features};

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use guestmem::driver::RawDescriptor;
+use guestmem_driver::RawDescriptor;
 use wire::vsock::{HEADER_LEN, Operation};
 
 use super::super::driver::{Driver, PATIENCE, RX, TX};

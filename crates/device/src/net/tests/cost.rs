@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use guestmem::driver::Arena;
+use guestmem_driver::Arena;
 use l2::bridge::{BridgeLimits, PortConfig};
 use wire::net_header::NetHeader;
 

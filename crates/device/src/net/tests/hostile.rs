@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use guestmem::driver::{Arena, RawDescriptor};
 use guestmem::guest::Range;
+use guestmem_driver::{Arena, RawDescriptor};
 use l2::bridge::PortConfig;
 use wire::net_header::{
     FLAG_NEEDS_CHECKSUM, GSO_ECN, GSO_TCP6, GSO_UDP, GSO_UDP_FRAGMENTS, NET_HEADER_LEN, NetHeader,

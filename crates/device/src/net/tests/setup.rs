@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use guestmem::driver::{Arena, DriverQueue};
 use guestmem::guest::{GuestMemory, Range, RegionSpec};
+use guestmem_driver::{Arena, DriverQueue};
 use l2::bridge::{BridgeLimits, PortConfig};
 use rustix::event::{EventfdFlags, eventfd};
 use wire::ethernet::MacAddress;

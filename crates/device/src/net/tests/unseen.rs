@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use guestmem::driver::Arena;
 use guestmem::guest::{GuestMemory, RegionSpec};
+use guestmem_driver::Arena;
 
 use super::setup::{Driver, Guest, RECEIVE, Setup, TRANSMIT, frame};
 use crate::fault::NOT_SHARED;

@@ -14,7 +14,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use super::*;
-use crate::driver::{Arena, DriverQueue};
+use crate::guestmem_driver::{Arena, DriverQueue};
 
 const PAGE: usize = 4096;
 

@@ -14,18 +14,20 @@
 use std::sync::Arc;
 
 use super::{Arena, RawDescriptor};
-use crate::area::Area;
-use crate::guest::Range;
-use crate::queue::packed_fields::{
+use guestmem::area::Area;
+use guestmem::guest::Range;
+use guestmem::queue::packed_fields::{
     AVAILABLE, EVENT_ALWAYS, EVENT_AT, EVENT_FLAGS, EVENT_FLAGS_SHIFT, EVENT_LEN, EVENT_NEVER,
     IDENTIFIER_SHIFT, Position, USED, is_passed,
 };
-use crate::queue::split_fields::{
+use guestmem::queue::split_fields::{
     AVAILABLE_FLAGS, AVAILABLE_INDEX, AVAILABLE_RING, NO_INTERRUPT, NO_NOTIFY, USED_FLAGS,
     USED_INDEX, USED_RING,
 };
-use crate::queue::{DESCRIPTOR_LEN, FIRST_PACKED_BASE, FIRST_SPLIT_BASE, QueueSetup, needs_event};
-use crate::sync::{Ordering, full_fence};
+use guestmem::queue::{
+    DESCRIPTOR_LEN, FIRST_PACKED_BASE, FIRST_SPLIT_BASE, QueueSetup, needs_event,
+};
+use guestmem::sync::{Ordering, full_fence};
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -61,7 +63,7 @@ pub struct Returned {
 /// # Example
 /// ```
 /// use std::sync::Arc;
-/// use guestmem::driver::{Arena, StreamOptions, StreamQueue};
+/// use guestmem_driver::{Arena, StreamOptions, StreamQueue};
 /// use guestmem::guest::Range;
 ///
 /// let arena = Arc::new(Arena::new(1 << 20)?);

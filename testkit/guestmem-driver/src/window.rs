@@ -94,8 +94,8 @@ impl Drop for Window {
 mod tests {
     use std::os::unix::fs::FileExt;
 
+    use super::super::Arena;
     use super::*;
-    use crate::driver::Arena;
 
     #[test]
     fn registers_are_little_endian_and_of_their_width() {

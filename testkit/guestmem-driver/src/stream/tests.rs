@@ -1,6 +1,6 @@
 use super::*;
-use crate::guest::GuestMemory;
-use crate::queue::{Chain, Queue};
+use guestmem::guest::GuestMemory;
+use guestmem::queue::{Chain, Queue};
 
 const SIZE: u16 = 8;
 const BASE: u64 = 0x10_0000;

@@ -4,9 +4,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, compiler_fence};
 
-use crate::area::Area;
-use crate::guest::RegionSpec;
-use crate::region::Region;
+use guestmem::area::Area;
+use guestmem::guest::RegionSpec;
+use guestmem::region::Region;
 
 /// Size of a huge page of x86-64, in bytes.
 #[cfg(not(miri))]
@@ -20,7 +20,7 @@ const BASE_PAGE_LEN: u64 = 4096;
 ///
 /// # Example
 /// ```
-/// use guestmem::driver::Arena;
+/// use guestmem_driver::Arena;
 /// use guestmem::guest::{GuestMemory, Range};
 ///
 /// let arena = Arena::new(1 << 20)?;
@@ -172,7 +172,7 @@ impl Arena {
     }
 
     /// The area of `len` bytes from `offset` on, for fields of a queue.
-    pub(super) fn area(&self, offset: usize, len: usize) -> Area {
+    pub(crate) fn area(&self, offset: usize, len: usize) -> Area {
         let address = self.region.frontend_address() + offset as u64;
         Area::new(&self.region, address, len, 2).expect("what was allocated is inside the arena")
     }
@@ -185,8 +185,7 @@ impl Arena {
         );
         let (start, _) = self
             .region
-            .span()
-            .at_guest(0)
+            .at_frontend(self.region.frontend_address())
             .expect("a region is not empty");
         // SAFETY: the offset lies inside the mapping, or at its end.
         unsafe { start.as_ptr().add(offset) }
@@ -201,12 +200,12 @@ mod backing {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     /// A file, and the front-end address to map it with.
-    pub(super) fn create(size: usize) -> io::Result<(File, u64)> {
+    pub(crate) fn create(size: usize) -> io::Result<(File, u64)> {
         create_with(size, MemfdFlags::CLOEXEC)
     }
 
     /// The same of huge pages.
-    pub(super) fn create_huge(size: usize) -> io::Result<(File, u64)> {
+    pub(crate) fn create_huge(size: usize) -> io::Result<(File, u64)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         create_with(size, flags)
     }
@@ -224,7 +223,7 @@ mod backing {
     use std::fs::File;
     use std::io;
 
-    pub(super) fn create(size: usize) -> io::Result<(File, u64)> {
+    pub(crate) fn create(size: usize) -> io::Result<(File, u64)> {
         let pages: &'static mut [u128] = vec![0_u128; size.div_ceil(16)].leak();
         Ok((
             File::open("/dev/null")?,

@@ -2,19 +2,19 @@ use std::sync::Arc;
 
 use super::Arena;
 use super::queue::RawDescriptor;
-use crate::guest::Range;
-use crate::queue::{DESCRIPTOR_LEN, NEXT};
+use guestmem::guest::Range;
+use guestmem::queue::{DESCRIPTOR_LEN, NEXT};
 
 /// How the descriptors of an indirect table follow each other: by their index, or as they stand there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TableOrder {
+pub(crate) enum TableOrder {
     Linked,
     Sequential,
 }
 
 /// The indirect tables of a queue, one for each chain that has needed one. They are kept, and made anew only for a longer chain.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(crate) struct Tables {
     arena: Arc<Arena>,
     guest_base: u64,
     /// By the chain's name.
@@ -30,7 +30,7 @@ struct Table {
 }
 
 impl Tables {
-    pub(super) fn new(arena: Arc<Arena>, guest_base: u64, size: u16) -> Tables {
+    pub(crate) fn new(arena: Arc<Arena>, guest_base: u64, size: u16) -> Tables {
         Tables {
             arena,
             guest_base,
@@ -39,7 +39,7 @@ impl Tables {
     }
 
     /// Writes the table of a chain: ranges with their flags. Gives where it is.
-    pub(super) fn write(
+    pub(crate) fn write(
         &mut self,
         name: u16,
         parts: impl Iterator<Item = (Range, u16)>,

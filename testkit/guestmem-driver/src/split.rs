@@ -3,17 +3,17 @@ use std::sync::Arc;
 use super::Arena;
 use super::queue::{Full, RawDescriptor};
 use super::tables::{TableOrder, Tables};
-use crate::area::Area;
-use crate::guest::Range;
-use crate::queue::split_fields::*;
-use crate::queue::{
+use guestmem::area::Area;
+use guestmem::guest::Range;
+use guestmem::queue::split_fields::*;
+use guestmem::queue::{
     DESCRIPTOR_LEN, FIRST_SPLIT_BASE, INDIRECT, NEXT, QueueSetup, WRITE, needs_event,
 };
-use crate::sync::{Ordering, full_fence};
+use guestmem::sync::{Ordering, full_fence};
 
 /// The driver's side of one split virtqueue.
 #[derive(Debug)]
-pub(super) struct SplitDriver {
+pub(crate) struct SplitDriver {
     setup: QueueSetup,
     descriptors: Area,
     available: Area,
@@ -41,7 +41,7 @@ struct Added {
 }
 
 impl SplitDriver {
-    pub(super) fn new(
+    pub(crate) fn new(
         arena: Arc<Arena>,
         guest_base: u64,
         size: u16,
@@ -82,11 +82,11 @@ impl SplitDriver {
         }
     }
 
-    pub(super) fn setup(&self) -> QueueSetup {
+    pub(crate) fn setup(&self) -> QueueSetup {
         self.setup
     }
 
-    pub(super) fn start_at(&mut self, index: u16) {
+    pub(crate) fn start_at(&mut self, index: u16) {
         assert_eq!(
             self.free.len(),
             usize::from(self.setup.size),
@@ -103,7 +103,7 @@ impl SplitDriver {
             .store_u16(self.available_event_offset(), index, Ordering::Relaxed);
     }
 
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         readable: &[Range],
         writable: &[Range],
@@ -154,7 +154,7 @@ impl SplitDriver {
         Ok(())
     }
 
-    pub(super) fn kick_needed(&mut self) -> bool {
+    pub(crate) fn kick_needed(&mut self) -> bool {
         let (old, new) = (self.published_available, self.next_available);
         if old == new {
             return false;
@@ -170,7 +170,7 @@ impl SplitDriver {
         }
     }
 
-    pub(super) fn take_used(&mut self) -> Option<(u64, u32)> {
+    pub(crate) fn take_used(&mut self) -> Option<(u64, u32)> {
         let ahead = self.used_index().wrapping_sub(self.next_used);
         if ahead == 0 {
             return None;
@@ -192,7 +192,7 @@ impl SplitDriver {
         Some((added.token, written))
     }
 
-    pub(super) fn enable_interrupts(&mut self) -> bool {
+    pub(crate) fn enable_interrupts(&mut self) -> bool {
         self.interrupts = true;
         self.set_used_event(self.next_used);
         self.set_available_flags(0);
@@ -200,7 +200,7 @@ impl SplitDriver {
         self.used_index() != self.next_used
     }
 
-    pub(super) fn disable_interrupts(&mut self) {
+    pub(crate) fn disable_interrupts(&mut self) {
         self.interrupts = false;
         if self.setup.event_index {
             // As far away as can be.
@@ -210,25 +210,25 @@ impl SplitDriver {
         }
     }
 
-    pub(super) fn free_descriptors(&self) -> usize {
+    pub(crate) fn free_descriptors(&self) -> usize {
         self.free.len()
     }
 
-    pub(super) fn set_available_flags(&self, flags: u16) {
+    pub(crate) fn set_available_flags(&self, flags: u16) {
         self.available
             .store_u16(AVAILABLE_FLAGS, flags, Ordering::Relaxed);
     }
 
-    pub(super) fn available_index(&self) -> u16 {
+    pub(crate) fn available_index(&self) -> u16 {
         self.available.load_u16(AVAILABLE_INDEX, Ordering::Relaxed)
     }
 
-    pub(super) fn set_available_index(&self, index: u16) {
+    pub(crate) fn set_available_index(&self, index: u16) {
         self.available
             .store_u16(AVAILABLE_INDEX, index, Ordering::Release);
     }
 
-    pub(super) fn set_available_entry(&self, index: u16, head: u16) {
+    pub(crate) fn set_available_entry(&self, index: u16, head: u16) {
         self.available.store_u16(
             AVAILABLE_RING + 2 * self.slot(index),
             head,
@@ -236,14 +236,14 @@ impl SplitDriver {
         );
     }
 
-    pub(super) fn publish_head(&mut self, head: u16) {
+    pub(crate) fn publish_head(&mut self, head: u16) {
         self.set_available_entry(self.next_available, head);
         self.next_available = self.next_available.wrapping_add(1);
         self.published_available = self.next_available;
         self.set_available_index(self.next_available);
     }
 
-    pub(super) fn set_used_event(&self, index: u16) {
+    pub(crate) fn set_used_event(&self, index: u16) {
         self.available.store_u16(
             AVAILABLE_RING + 2 * usize::from(self.setup.size),
             index,
@@ -251,7 +251,7 @@ impl SplitDriver {
         );
     }
 
-    pub(super) fn write_descriptor(&self, index: u16, descriptor: RawDescriptor) {
+    pub(crate) fn write_descriptor(&self, index: u16, descriptor: RawDescriptor) {
         let offset = DESCRIPTOR_LEN * usize::from(index);
         let [address, rest] = descriptor.words();
         self.descriptors
@@ -260,19 +260,19 @@ impl SplitDriver {
             .store_u64(offset + 8, rest, Ordering::Relaxed);
     }
 
-    pub(super) fn used_flags(&self) -> u16 {
+    pub(crate) fn used_flags(&self) -> u16 {
         self.used.load_u16(USED_FLAGS, Ordering::Relaxed)
     }
 
-    pub(super) fn used_index(&self) -> u16 {
+    pub(crate) fn used_index(&self) -> u16 {
         self.used.load_u16(USED_INDEX, Ordering::Acquire)
     }
 
-    pub(super) fn set_used_index(&self, index: u16) {
+    pub(crate) fn set_used_index(&self, index: u16) {
         self.used.store_u16(USED_INDEX, index, Ordering::Release);
     }
 
-    pub(super) fn used_entry(&self, index: u16) -> (u32, u32) {
+    pub(crate) fn used_entry(&self, index: u16) -> (u32, u32) {
         let offset = USED_RING + 8 * self.slot(index);
         (
             self.used.load_u32(offset, Ordering::Relaxed),
@@ -280,7 +280,7 @@ impl SplitDriver {
         )
     }
 
-    pub(super) fn available_event(&self) -> u16 {
+    pub(crate) fn available_event(&self) -> u16 {
         self.used
             .load_u16(self.available_event_offset(), Ordering::Relaxed)
     }

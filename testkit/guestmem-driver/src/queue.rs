@@ -5,9 +5,9 @@ use thiserror::Error;
 use super::Arena;
 use super::packed::PackedDriver;
 use super::split::SplitDriver;
-use crate::guest::Range;
-use crate::queue::packed_fields::{FLAGS_SHIFT, IDENTIFIER_SHIFT};
-use crate::queue::{INDIRECT, NEXT, QueueSetup, WRITE};
+use guestmem::guest::Range;
+use guestmem::queue::packed_fields::{FLAGS_SHIFT, IDENTIFIER_SHIFT};
+use guestmem::queue::{INDIRECT, NEXT, QueueSetup, WRITE};
 
 /// There are not enough free descriptors for this chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -50,14 +50,14 @@ impl RawDescriptor {
         concatenate(self.packed_words())
     }
 
-    pub(super) fn words(self) -> [u64; 2] {
+    pub(crate) fn words(self) -> [u64; 2] {
         [
             self.address,
             u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48,
         ]
     }
 
-    pub(super) fn packed_words(self) -> [u64; 2] {
+    pub(crate) fn packed_words(self) -> [u64; 2] {
         [
             self.address,
             u64::from(self.len)
@@ -66,7 +66,7 @@ impl RawDescriptor {
         ]
     }
 
-    pub(super) fn from_packed_words([address, word]: [u64; 2]) -> RawDescriptor {
+    pub(crate) fn from_packed_words([address, word]: [u64; 2]) -> RawDescriptor {
         RawDescriptor {
             address,
             len: word as u32,
@@ -85,7 +85,7 @@ fn concatenate([first, second]: [u64; 2]) -> [u8; 16] {
 /// # Example
 /// ```
 /// use std::sync::Arc;
-/// use guestmem::driver::{Arena, DriverQueue};
+/// use guestmem_driver::{Arena, DriverQueue};
 /// use guestmem::guest::{GuestMemory, Range};
 /// use guestmem::queue::{Chain, Queue};
 ///

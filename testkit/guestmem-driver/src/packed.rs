@@ -3,17 +3,17 @@ use std::sync::Arc;
 use super::Arena;
 use super::queue::{Full, RawDescriptor};
 use super::tables::{TableOrder, Tables};
-use crate::area::Area;
-use crate::guest::Range;
-use crate::queue::packed_fields::*;
-use crate::queue::{
+use guestmem::area::Area;
+use guestmem::guest::Range;
+use guestmem::queue::packed_fields::*;
+use guestmem::queue::{
     DESCRIPTOR_LEN, FIRST_PACKED_BASE, INDIRECT, MAX_QUEUE_SIZE, NEXT, QueueSetup, WRITE,
 };
-use crate::sync::{Ordering, full_fence};
+use guestmem::sync::{Ordering, full_fence};
 
 /// The driver's side of one packed virtqueue.
 #[derive(Debug)]
-pub(super) struct PackedDriver {
+pub(crate) struct PackedDriver {
     setup: QueueSetup,
     descriptors: Area,
     driver_event: Area,
@@ -40,7 +40,7 @@ struct Added {
 }
 
 impl PackedDriver {
-    pub(super) fn new(
+    pub(crate) fn new(
         arena: Arc<Arena>,
         guest_base: u64,
         size: u16,
@@ -79,11 +79,11 @@ impl PackedDriver {
         }
     }
 
-    pub(super) fn setup(&self) -> QueueSetup {
+    pub(crate) fn setup(&self) -> QueueSetup {
         self.setup
     }
 
-    pub(super) fn start_at(&mut self, index: u16) {
+    pub(crate) fn start_at(&mut self, index: u16) {
         let size = self.setup.size;
         assert_eq!(self.free, size, "the queue is in use");
         let position = Position::new(index % size, (index / size) % 2 == 0);
@@ -105,7 +105,7 @@ impl PackedDriver {
         }
     }
 
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         readable: &[Range],
         writable: &[Range],
@@ -144,7 +144,7 @@ impl PackedDriver {
         Ok(())
     }
 
-    pub(super) fn kick_needed(&mut self) -> bool {
+    pub(crate) fn kick_needed(&mut self) -> bool {
         let Some((old, word)) = self.held_back.take() else {
             return false;
         };
@@ -160,7 +160,7 @@ impl PackedDriver {
         }
     }
 
-    pub(super) fn take_used(&mut self) -> Option<(u64, u32)> {
+    pub(crate) fn take_used(&mut self) -> Option<(u64, u32)> {
         let word = self.load_word(self.next_used.index(), Ordering::Acquire);
         if !self.is_used(word) {
             return None;
@@ -183,23 +183,23 @@ impl PackedDriver {
         Some((added.token, if has_data { word as u32 } else { 0 }))
     }
 
-    pub(super) fn enable_interrupts(&mut self) -> bool {
+    pub(crate) fn enable_interrupts(&mut self) -> bool {
         self.interrupts = true;
         self.wish_for_interrupt();
         full_fence();
         self.is_used(self.load_word(self.next_used.index(), Ordering::Acquire))
     }
 
-    pub(super) fn disable_interrupts(&mut self) {
+    pub(crate) fn disable_interrupts(&mut self) {
         self.interrupts = false;
         self.set_driver_event(EVENT_NEVER << EVENT_FLAGS_SHIFT);
     }
 
-    pub(super) fn free_descriptors(&self) -> usize {
+    pub(crate) fn free_descriptors(&self) -> usize {
         usize::from(self.free)
     }
 
-    pub(super) fn write_descriptor(&self, index: u16, descriptor: RawDescriptor) {
+    pub(crate) fn write_descriptor(&self, index: u16, descriptor: RawDescriptor) {
         let [address, word] = descriptor.packed_words();
         let offset = DESCRIPTOR_LEN * usize::from(index);
         self.descriptors
@@ -208,22 +208,22 @@ impl PackedDriver {
         self.store_word(index, word, Ordering::Release);
     }
 
-    pub(super) fn descriptor(&self, index: u16) -> RawDescriptor {
+    pub(crate) fn descriptor(&self, index: u16) -> RawDescriptor {
         let word = self.load_word(index, Ordering::Acquire);
         let offset = DESCRIPTOR_LEN * usize::from(index);
         let address = self.descriptors.load_u64(offset, Ordering::Relaxed);
         RawDescriptor::from_packed_words([address, word])
     }
 
-    pub(super) fn set_driver_event(&self, event: u32) {
+    pub(crate) fn set_driver_event(&self, event: u32) {
         self.driver_event.store_u32(0, event, Ordering::Relaxed);
     }
 
-    pub(super) fn driver_event(&self) -> u32 {
+    pub(crate) fn driver_event(&self) -> u32 {
         self.driver_event.load_u32(0, Ordering::Relaxed)
     }
 
-    pub(super) fn device_event(&self) -> u32 {
+    pub(crate) fn device_event(&self) -> u32 {
         self.device_event.load_u32(0, Ordering::Relaxed)
     }
 
