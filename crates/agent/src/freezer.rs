@@ -261,4 +261,5 @@ fn ask(owner: &mut UnixStream) -> Result<Option<Result<Vec<Mount>, String>>, Str
 }
 
 #[cfg(test)]
+#[path = "freezer/tests/model.rs"]
 mod model;

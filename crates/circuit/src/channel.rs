@@ -23,6 +23,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use crate::{Error, Result};
 
 #[cfg(test)]
+#[path = "channel/tests/model.rs"]
 mod model;
 #[cfg(test)]
 mod tests;

@@ -31,6 +31,7 @@ mod table;
 
 #[cfg(test)]
 #[cfg(loom)]
+#[path = "fault/tests/interleavings.rs"]
 mod interleavings;
 #[cfg(test)]
 #[cfg(not(any(miri, loom)))]

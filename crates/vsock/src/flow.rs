@@ -4,6 +4,7 @@ use crate::Limits;
 use crate::tuning::Tuning;
 
 #[cfg(test)]
+#[path = "flow/tests/modulo.rs"]
 mod modulo;
 
 /// How a flow stands with respect to its end.

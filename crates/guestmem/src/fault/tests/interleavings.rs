@@ -7,7 +7,7 @@ use self::atomics::{AtomicBool, AtomicUsize};
 use self::table::{Registration, Slot, find};
 
 #[allow(clippy::duplicate_mod)] // That is the point.
-#[path = "table.rs"]
+#[path = "../table.rs"]
 mod table;
 
 mod atomics {
