@@ -85,8 +85,6 @@ mod writer;
 
 #[cfg(feature = "tokio")]
 pub mod asynchronous;
-#[cfg(feature = "driver")]
-pub mod driver;
 
 pub use connect::{Connector, Listener, connect, listen};
 pub use error::Error;

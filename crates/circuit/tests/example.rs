@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use circuit::driver::{Form, Switchboard};
+use test_switchboard::{Form, Switchboard};
 
 /// Where cargo put it: beside the directory of this test.
 fn program(switchboard: &Switchboard) -> Command {

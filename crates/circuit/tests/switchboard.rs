@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use circuit::driver::{Form, Switchboard, say};
 use circuit::{Circuit, Connector, Error, ErrorCode, Kind, Options};
 use rustix::event::{PollFd, PollFlags, poll};
 use tempfile::TempDir;
+use test_switchboard::{Form, Switchboard, say};
 use wire::switchboard::program::{self, Answer};
 use wire::switchboard::{Hex16, Place, Side};
 

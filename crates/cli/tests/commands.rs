@@ -13,7 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{assert_refused, finish, ringdown, run, run_with};
 use wire::agent::PORT;
 

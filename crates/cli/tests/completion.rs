@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{Outcome, finish, ringdown, run};
 
 /// A shell that finds the program, and knows which daemon to ask.

@@ -9,7 +9,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 
 use agent::session::Options;
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::run_with;
 
 #[test]

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use agent::session::Options;
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{Running, ringdown};
 
 const PATIENCE: Duration = Duration::from_secs(30);

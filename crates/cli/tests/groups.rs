@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent::session::Options;
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{Outcome, Running, assert_refused, finish, ringdown};
 use rustix::process::{Gid, Resource, Rlimit, Uid, getrlimit, setrlimit};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};

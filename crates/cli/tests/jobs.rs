@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use agent::config::Config;
 use agent::session::Options;
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{Outcome, Running, assert_refused, run_with};
 use tempfile::TempDir;
 

@@ -8,7 +8,7 @@ mod ready_guest;
 use std::collections::BTreeSet;
 
 use agent::session::Options;
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::run_with;
 use serde_json::Value;
 

@@ -11,7 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use daemon::fake::{FakeCapture, FakeDaemon};
+use fake_daemon::{FakeCapture, FakeDaemon};
 use program::{Running, assert_refused, finish, ringdown, run, run_with};
 use serde_json::Value;
 use wire::pcapng;

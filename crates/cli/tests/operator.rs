@@ -7,7 +7,7 @@ mod program;
 
 use std::path::Path;
 
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{assert_refused, finish, ringdown, run, run_with};
 
 const HOUSE: &str = "\

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{Outcome, assert_refused, finish, ringdown};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;

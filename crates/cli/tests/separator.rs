@@ -6,7 +6,7 @@ mod program;
 mod ready_guest;
 
 use agent::session::Options;
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{assert_refused, finish, ringdown, run};
 
 #[test]

@@ -6,7 +6,7 @@ mod terminal;
 use std::process::Command;
 
 use api::VmState;
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use rustix::process::{Pid, Signal, kill_process};
 
 use program::{assert_refused, ringdown, run_with};

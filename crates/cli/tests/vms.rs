@@ -7,7 +7,7 @@ mod program;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use program::{assert_refused, finish, ringdown, run_with};
 
 #[test]

@@ -22,8 +22,7 @@ use crate::line::{Counters, SocketError};
 use hostside::offers::Commit;
 use runtime::directory::RuntimeError;
 
-pub(crate) use change::PlacedPort;
-pub use change::{NetChange, NetFault};
+pub use change::{NetChange, NetFault, PlacedPort};
 pub use counters::{refused_counters, switch_counters};
 pub use worker::NetThread;
 

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::mpsc;
 use std::thread;
 
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 
 use super::*;
 

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use agent::session::Options;
-use daemon::fake::FakeDaemon;
+use fake_daemon::FakeDaemon;
 use wire::agent::PORT;
 
 /// Has the agent answer behind the host socket of this VM, and announce itself: it is there for as long as its call, which is returned, is.

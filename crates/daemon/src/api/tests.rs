@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use wire::agent::{CONNECTION_CHANNEL, Frame, Hello};
 
 use super::*;
-use crate::fake::FakeDaemon;
+use crate::fake_daemon::FakeDaemon;
 
 fn json_of(body: &str) -> Value {
     serde_json::from_str(body).expect(body)

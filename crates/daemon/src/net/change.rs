@@ -15,23 +15,31 @@ use runtime::directory::{RuntimeError, check_directory, remove_stale_socket};
 /// no longer named goes. Removals come last, so that what they occupy is occupied until then: a plan never gives it to somebody else at the same time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetChange {
-    pub(crate) added_networks: Vec<NetworkSpec>,
-    pub(crate) changed_networks: Vec<NetworkSpec>,
+    /// Networks that come.
+    pub added_networks: Vec<NetworkSpec>,
+    /// Networks that stay, and are described otherwise.
+    pub changed_networks: Vec<NetworkSpec>,
     /// Networks that stay, and have an uplink.
-    pub(crate) kept_uplinks: Vec<String>,
-    pub(crate) removed_networks: Vec<String>,
-    pub(crate) added_ports: Vec<PlacedPort>,
-    pub(crate) changed_ports: Vec<PlacedPort>,
-    pub(crate) removed_ports: Vec<PortSpec>,
+    pub kept_uplinks: Vec<String>,
+    /// Networks that go, by their names.
+    pub removed_networks: Vec<String>,
+    /// Ports that come.
+    pub added_ports: Vec<PlacedPort>,
+    /// Ports that stay, and are described otherwise.
+    pub changed_ports: Vec<PlacedPort>,
+    /// Ports that go.
+    pub removed_ports: Vec<PortSpec>,
     /// Networks that are told other hosts than before.
-    pub(crate) hosts: Vec<(String, Vec<NetHost>)>,
+    pub hosts: Vec<(String, Vec<NetHost>)>,
 }
 
 /// A port, and the network that it is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct PlacedPort {
-    pub(crate) network: NetworkSpec,
-    pub(crate) port: PortSpec,
+pub struct PlacedPort {
+    /// Where it is.
+    pub network: NetworkSpec,
+    /// The port.
+    pub port: PortSpec,
 }
 
 /// Why a network or a port could not be opened.
@@ -100,7 +108,7 @@ impl NetChange {
     ///
     /// # Errors
     /// [`NetFault`] with the port whose socket cannot be made.
-    pub(crate) fn clear_sockets(&self, keeper: Option<&Keeper>) -> Result<(), NetFault> {
+    pub fn clear_sockets(&self, keeper: Option<&Keeper>) -> Result<(), NetFault> {
         for PlacedPort { port, .. } in &self.added_ports {
             clear_socket(port, keeper).map_err(|error| NetFault::of_port(port, error))?;
         }
@@ -116,7 +124,8 @@ impl NetFault {
         }
     }
 
-    pub(crate) fn of_port(port: &PortSpec, error: impl Into<NetError>) -> NetFault {
+    /// What stands in the way of this port.
+    pub fn of_port(port: &PortSpec, error: impl Into<NetError>) -> NetFault {
         NetFault {
             what: format!("VM {:?} in the network {:?}", port.vm, port.network),
             error: error.into(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::fake::FakeDaemon;
+use crate::fake_daemon::FakeDaemon;
 
 const FIRST: &str = r#"
 [[vm]]

@@ -4,7 +4,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use config::{MAX_RULES, parse_allow_option, parse_vm_option};
 
 use super::*;
-use crate::fake::{FakeDaemon, start};
+use crate::fake_daemon::{FakeDaemon, start};
 
 fn config(runtime_dir: &Path, vms: &[&str]) -> Config {
     let mut config = Config {
@@ -179,7 +179,7 @@ fn cids_are_the_same_after_a_restart_and_a_broken_memory_is_not_overlooked() {
         state_dir: Some(state.clone()),
         ..config(directory.path(), vms)
     };
-    let cids = |worker: &crate::fake::FakeWorker| -> Vec<(String, u32)> {
+    let cids = |worker: &crate::fake_daemon::FakeWorker| -> Vec<(String, u32)> {
         let lines = worker.lines().into_iter();
         lines.map(|line| (line.name, line.cid)).collect()
     };

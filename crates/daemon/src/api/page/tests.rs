@@ -1,5 +1,5 @@
 use super::*;
-use crate::fake::FakeDaemon;
+use crate::fake_daemon::FakeDaemon;
 
 fn all_parts() -> impl Iterator<Item = (&'static str, &'static str)> {
     let parts = PARTS.iter().map(|(name, _, text)| (*name, *text));

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::api::BODY_TIMEOUT;
 use crate::events::READERS;
-use crate::fake;
+use crate::fake_daemon;
 
 struct Server {
     path: PathBuf,
@@ -150,7 +150,7 @@ fn who_sends_no_request_is_hung_up_on_in_time() {
 #[test]
 fn who_announces_a_body_and_sends_none_is_answered_in_time() {
     on_a_standing_clock(async {
-        let (_arrivals, router) = fake::router();
+        let (_arrivals, router) = fake_daemon::router();
         let server = Server::start(router, 8);
         let head =
             "POST /v1/vms HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 10\r\n\r\n{";
@@ -167,7 +167,7 @@ fn who_announces_a_body_and_sends_none_is_answered_in_time() {
 
 #[tokio::test]
 async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
-    let (_arrivals, router) = fake::router();
+    let (_arrivals, router) = fake_daemon::router();
     let nobody = ControlGroups {
         read: Some(u32::MAX - 1),
         operate: Some(u32::MAX - 2),
@@ -209,7 +209,7 @@ async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
 
 #[tokio::test]
 async fn whoever_may_read_may_not_change_or_capture() {
-    let (_arrivals, router) = fake::router();
+    let (_arrivals, router) = fake_daemon::router();
     let groups = ControlGroups {
         operate: Some(u32::MAX - 2),
         ..own_group()
@@ -247,7 +247,7 @@ fn own_group() -> ControlGroups {
 
 #[tokio::test]
 async fn a_user_has_so_many_connections_and_no_more() {
-    let (_arrivals, router) = fake::router();
+    let (_arrivals, router) = fake_daemon::router();
     let server = Server::for_group(router, own_group(), 3);
     let held: Vec<UnixStream> = [server.request("").await, server.request("").await].into();
     let request = "GET /v1/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
@@ -269,7 +269,7 @@ async fn a_user_has_so_many_connections_and_no_more() {
 
 #[tokio::test]
 async fn a_user_follows_the_events_so_often_and_no_more() {
-    let (_arrivals, router) = fake::router();
+    let (_arrivals, router) = fake_daemon::router();
     let server = Server::for_group(router, own_group(), 2 * READERS.of_user);
     let follow = "GET /v1/events HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     let mut readers = Vec::new();
@@ -307,7 +307,7 @@ async fn a_user_follows_the_events_so_often_and_no_more() {
 
 #[tokio::test]
 async fn who_owns_the_daemon_follows_however_often_others_do() {
-    let (_arrivals, router) = fake::router();
+    let (_arrivals, router) = fake_daemon::router();
     // One router for both doors, as there is one ring of events.
     let others = Server::for_group(router.clone(), own_group(), 2 * READERS.of_user);
     let own = Server::start(router, CONNECTIONS.of_class);

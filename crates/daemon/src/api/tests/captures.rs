@@ -8,7 +8,7 @@ use config::directories::control_socket;
 use wire::pcapng;
 
 use super::*;
-use crate::fake::FakeCapture;
+use crate::fake_daemon::FakeCapture;
 
 /// How long anything that must happen may take.
 const PATIENCE: Duration = Duration::from_secs(20);

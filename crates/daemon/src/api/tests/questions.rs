@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::api::{Access, serve};
-use crate::fake::{FakeWorker, routes};
+use crate::fake_daemon::{FakeWorker, routes};
 use crate::stalled_clients::StalledClients;
 
 /// Serves at a socket of this name.

@@ -2,7 +2,7 @@
 
 use device::{CaptureOptions, CaptureSink};
 
-use crate::capture::CaptureSender;
+use daemon::capture::CaptureSender;
 
 /// A capture that was asked for.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct FakeCapture {
     pub port: Option<u32>,
     /// What it is to take.
     pub options: CaptureOptions,
-    pub(super) sender: CaptureSender,
+    pub(crate) sender: CaptureSender,
 }
 
 impl FakeCapture {

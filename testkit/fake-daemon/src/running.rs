@@ -14,15 +14,15 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use super::FakeWorker;
-use crate::audit::Audit;
-use crate::capture::Captures;
-use crate::control::Control;
-use crate::events::Events;
-use crate::in_force::{InForce, Parts, ReadConfig};
-use crate::line::LineWorker;
-use crate::policy::Rulebook;
-use crate::serve::{Daemon, ServeError, StartWorker, Started};
-use crate::stalled_clients::StalledClients;
+use daemon::audit::Audit;
+use daemon::capture::Captures;
+use daemon::control::Control;
+use daemon::events::Events;
+use daemon::in_force::{InForce, Parts, ReadConfig};
+use daemon::line::LineWorker;
+use daemon::policy::Rulebook;
+use daemon::serve::{Daemon, ServeError, StartWorker, Started};
+use daemon::stalled_clients::StalledClients;
 use hostside::arrivals::{Arrivals, arrivals};
 use hostside::offers::NoOffers;
 use windows::memory::Windows;
@@ -151,8 +151,7 @@ impl FakeDaemon {
             .expect("the answer has a head");
         let status = head.split(' ').nth(1).and_then(|word| word.parse().ok());
         let status = status.expect("the answer has a status");
-        #[cfg(test)]
-        crate::api::tests::conformance::check(method, target, status, head, body);
+        crate::conformance::check(method, target, status, head, body);
         (status, body.to_owned())
     }
 
@@ -293,5 +292,5 @@ pub fn routes() -> (Arrivals, Arc<FakeWorker>, Router) {
         audit: None,
     };
     let control = Control::new(Arc::new(parts), in_force, Arc::default());
-    (arrivals, worker, crate::api::router(Arc::new(control)))
+    (arrivals, worker, daemon::api::router(Arc::new(control)))
 }

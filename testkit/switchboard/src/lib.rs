@@ -13,11 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use rustix::net::SendFlags;
-use shmring::{Identity, Window, WindowSpec};
+use shmring::{Identity, Kind, Window, WindowSpec};
 use wire::switchboard::program::{self, Answer, ErrorCode, Request};
 use wire::switchboard::{Hex16, Lines, Place, Side};
-
-use crate::Kind;
 
 /// The pages of a guest's devices, in bytes.
 const PAGE_LEN: u64 = 2 << 20;

@@ -8,9 +8,9 @@ use config::net::{NetHost, NetworkSpec, PortSpec};
 use device::{CaptureOptions, SocketFile};
 
 use super::capture::FakeCapture;
-use crate::capture::CaptureSender;
-use crate::line::Counters;
-use crate::net::{
+use daemon::capture::CaptureSender;
+use daemon::line::Counters;
+use daemon::net::{
     MacStatus, NetChange, NetError, NetFault, NetWorker, NetworkStatus, PlacedPort, PortOwner,
     PortStatus,
 };

@@ -2,15 +2,15 @@
 
 mod capture;
 mod circuits;
-mod daemon;
 mod net;
 mod offers;
+mod running;
 
 pub use capture::FakeCapture;
 pub use circuits::FakeCircuits;
-pub use daemon::{FakeDaemon, router, routes, start};
 pub use net::FakeNet;
 pub use offers::FakeOffers;
+pub use running::{FakeDaemon, router, routes, start};
 
 use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -22,8 +22,8 @@ use config::{Chardev, LineSpec, VmmSocket};
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions, SocketFile};
 use policy::ServiceEntry;
 
-use crate::capture::CaptureSender;
-use crate::line::{
+use daemon::capture::CaptureSender;
+use daemon::line::{
     Counters, Figures, LineChange, LineError, LineFault, LineStatus, LineWorker, PolicyChange,
     PreparedLines,
 };
