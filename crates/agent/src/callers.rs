@@ -97,7 +97,7 @@ impl Callers {
         } else {
             (State::Unknown, None)
         };
-        *self.lock() = state;
+        *sys::lock(&self.state) = state;
         self.changed.notify_all();
         Ok(secret)
     }
@@ -105,13 +105,13 @@ impl Callers {
     /// The agent's own call is over. The next host may be another, and the line of another kind.
     pub(crate) fn host_left(&self) {
         if self.line != Line::Unix {
-            *self.lock() = State::Unknown;
+            *sys::lock(&self.state) = State::Unknown;
         }
     }
 
     /// Whether every caller is the host, without a proof.
     pub(crate) fn are_known(&self) -> bool {
-        matches!(*self.lock(), State::Known)
+        matches!(*sys::lock(&self.state), State::Known)
     }
 
     /// Makes sure that a connection comes from the host, before anything is said on it.
@@ -152,7 +152,7 @@ impl Callers {
             .min(ANSWER_PATIENCE);
         let (state, _) = self
             .changed
-            .wait_timeout_while(self.lock(), patience, |state| {
+            .wait_timeout_while(sys::lock(&self.state), patience, |state| {
                 matches!(state, State::Unknown)
             })
             .unwrap_or_else(PoisonError::into_inner);
@@ -163,11 +163,6 @@ impl Callers {
             ))),
             State::Known | State::Prove(_) => Ok(state),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use ::transfer::{
@@ -67,8 +67,7 @@ struct UnderWay<'a> {
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.transfers
-            .lock()
+        sys::lock(&self.transfers.state)
             .active
             .retain(|active| active.id != self.id);
         self.transfers.ended.notify_all();
@@ -76,11 +75,6 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Transfers {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // What is kept is whole at every moment: a thread that panicked has not left it half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins on a connection, with what an earlier one has left. If that is still there, it is ended first: two must not write one file.
     fn begin(
         &self,
@@ -89,7 +83,7 @@ impl Transfers {
     ) -> io::Result<(UnderWay<'_>, Option<LeftOver>)> {
         let socket = socket.try_clone()?;
         let deadline = Instant::now() + SUCCESSION_TIMEOUT;
-        let mut state = self.lock();
+        let mut state = sys::lock(&self.state);
         while let Some(earlier) = state.active.iter().find(|active| active.id == id) {
             let _ = rustix::net::shutdown(&earlier.socket, rustix::net::Shutdown::Both);
             let left = deadline.saturating_duration_since(Instant::now());
@@ -113,7 +107,7 @@ impl Transfers {
 
     /// Keeps what a broken connection has left, for a while.
     fn keep(self: &Arc<Self>, id: [u8; 16], left: LeftOver, time: Duration) {
-        let mut state = self.lock();
+        let mut state = sys::lock(&self.state);
         if state.kept.len() >= MAX_KEPT {
             return left.remove();
         }
@@ -134,7 +128,7 @@ impl Transfers {
     /// Removes what has been kept for long enough, until nothing is kept.
     fn look_after(&self) {
         loop {
-            let mut state = self.lock();
+            let mut state = sys::lock(&self.state);
             let now = Instant::now();
             let (over, kept) = state
                 .kept

@@ -156,14 +156,14 @@ struct Places {
 impl Places {
     /// Waits for a place.
     fn take(&self) {
-        let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = sys::lock(&self.taken);
         let is_full = |taken: &mut usize| *taken >= MAX_CONNECTIONS;
         let waited = self.freed.wait_while(taken, is_full);
         *waited.unwrap_or_else(PoisonError::into_inner) += 1;
     }
 
     fn give_back(&self) {
-        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *sys::lock(&self.taken) -= 1;
         self.freed.notify_one();
     }
 }

@@ -14,8 +14,8 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -88,14 +88,14 @@ impl Default for Generation {
 impl Generation {
     /// The identifier, 32 hexadecimal digits.
     pub fn current(&self) -> String {
-        lock(&self.current).clone()
+        sys::lock(&self.current).clone()
     }
 
     /// The guest is another one from here on.
     pub fn renew(&self, why: &str) {
-        *lock(&self.current) = random_identifier();
+        *sys::lock(&self.current) = random_identifier();
         say!("this guest seems to have been resumed ({why}): it has a new generation");
-        for (_, uplink) in lock(&self.uplinks).iter() {
+        for (_, uplink) in sys::lock(&self.uplinks).iter() {
             // The agent dials again when it sees the end, and says the new generation then.
             let _ = rustix::net::shutdown(uplink, rustix::net::Shutdown::Both);
         }
@@ -105,7 +105,7 @@ impl Generation {
     /// is one for each way to the host.
     pub(crate) fn known_on(&self, uplink: &OwnedFd) -> io::Result<Known<'_>> {
         let number = self.known.fetch_add(1, Ordering::Relaxed);
-        lock(&self.uplinks).push((number, uplink.try_clone()?));
+        sys::lock(&self.uplinks).push((number, uplink.try_clone()?));
         Ok(Known {
             generation: self,
             number,
@@ -117,7 +117,7 @@ impl Generation {
         if boot_id.is_empty() {
             return;
         }
-        let before = std::mem::replace(&mut *lock(&self.host), boot_id.to_owned());
+        let before = std::mem::replace(&mut *sys::lock(&self.host), boot_id.to_owned());
         if !before.is_empty() && before != boot_id {
             self.renew("its host is another one, or was started again");
         }
@@ -130,7 +130,7 @@ impl Generation {
 
     /// Whether a program in the guest has just set the clock: it is theirs then, and not to be set back at once.
     pub(crate) fn clock_is_of_others(&self) -> bool {
-        lock(&self.set_by_others).is_some_and(|then| then.elapsed() < HANDS_OFF)
+        sys::lock(&self.set_by_others).is_some_and(|then| then.elapsed() < HANDS_OFF)
     }
 
     /// Watch for what gives a resumed guest away, for ever.
@@ -163,7 +163,7 @@ impl Generation {
             // A step is counted before it is made, so the look after the one that finds it counted may still see it happen.
             if looks > 1 {
                 if clocks.wall_jumped(&now) && !clocks.slept(&now) {
-                    *lock(&self.set_by_others) = Some(Instant::now());
+                    *sys::lock(&self.set_by_others) = Some(Instant::now());
                 }
                 if let Some(why) = clocks.jumped(&now) {
                     self.renew(why);
@@ -184,13 +184,8 @@ pub(crate) struct Known<'a> {
 impl Drop for Known<'_> {
     /// The copy of the descriptor goes, so that the connection can end.
     fn drop(&mut self) {
-        lock(&self.generation.uplinks).retain(|(number, _)| *number != self.number);
+        sys::lock(&self.generation.uplinks).retain(|(number, _)| *number != self.number);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No thread panics while holding it.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn random_identifier() -> String {
@@ -354,7 +349,7 @@ mod tests {
         assert_eq!(read.unwrap(), 0, "the host is called again");
         drop(known);
         assert!(
-            lock(&generation.uplinks).is_empty(),
+            sys::lock(&generation.uplinks).is_empty(),
             "the connection can end"
         );
     }

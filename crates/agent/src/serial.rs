@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -75,7 +75,7 @@ impl SerialHost {
 
     /// Waits until the host is there.
     pub fn wait(&self) {
-        let has_peer = self.lock();
+        let has_peer = sys::lock(&self.has_peer);
         drop(self.came.wait_while(has_peer, |has_peer| !*has_peer));
     }
 
@@ -105,11 +105,6 @@ impl SerialHost {
                 answered(Err(Refusal::new(RefusalKind::NotConnected, words)));
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        // No thread panics while holding it.
-        self.has_peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -170,12 +165,12 @@ impl Port for GuestPort {
         match event {
             PeerEvent::Came => {
                 say!("the host answers at {}", self.port);
-                *self.host.lock() = true;
+                *sys::lock(&self.host.has_peer) = true;
                 self.host.came.notify_all();
             }
             PeerEvent::Ended(words) => {
                 say!("the connections over {} have ended: {words}", self.port);
-                *self.host.lock() = false;
+                *sys::lock(&self.host.has_peer) = false;
             }
             PeerEvent::NoPort(words) => say!("cannot open {}: {words}", self.port),
             PeerEvent::Disconnected

@@ -27,7 +27,7 @@ mod windows;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::EventfdFlags;
 use wire::switchboard::link::{Circuit, FromAgent};
@@ -107,7 +107,7 @@ impl Loan {
         let Circuit {
             uuid, generation, ..
         } = self.circuit;
-        let windows = &mut self.switchboard.lock().windows;
+        let windows = &mut sys::lock(&self.switchboard.shared).windows;
         self.is_attached = windows.attach(uuid, generation, lease);
         wake(&self.switchboard.wake);
         self.is_attached
@@ -160,11 +160,6 @@ impl Switchboard {
         wake(&self.wake);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        // No thread panics while holding it.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes windows away, each in a thread of its own.
     fn reset(self: &Arc<Self>, resets: Vec<Reset>) {
         for device in resets {
@@ -182,13 +177,13 @@ impl Switchboard {
             };
             if let Err(error) = spawn("window-reset", reset) {
                 say!("cannot start a thread: {error}");
-                self.lock().windows.was_reset(uuid, None);
+                sys::lock(&self.shared).windows.was_reset(uuid, None);
             }
         }
     }
 
     fn was_reset(&self, device: &Reset, len: Option<u64>) {
-        let mut shared = self.lock();
+        let mut shared = sys::lock(&self.shared);
         let said = shared.windows.was_reset(device.uuid, len);
         if let (Some(said), Some(_)) = (said, shared.welcomed()) {
             shared.say(&said);
@@ -197,7 +192,7 @@ impl Switchboard {
 
     /// A program begins to take circuits at a port, or ends that.
     fn listens(&self, port: u32, listens: bool) {
-        let mut shared = self.lock();
+        let mut shared = sys::lock(&self.shared);
         match listens {
             true => shared.listening.insert(port),
             false => shared.listening.remove(&port),
@@ -216,7 +211,7 @@ impl Switchboard {
         waiting: impl FnOnce(u64) -> Waiting,
         words: impl FnOnce(u64) -> FromAgent,
     ) -> Option<u64> {
-        let mut shared = self.lock();
+        let mut shared = sys::lock(&self.shared);
         shared.welcomed()?;
         if shared.waiting.len() >= MAX_WAITING {
             return None;
@@ -235,13 +230,13 @@ impl Switchboard {
 
     /// The call with this number was taken. Not if the host was not notified of it, and never will be.
     fn dialled(&self, id: u64, cid: u32, port: u32) -> bool {
-        let mut shared = self.lock();
+        let mut shared = sys::lock(&self.shared);
         shared.waiting.contains_key(&id) && shared.say(&FromAgent::Dialled { id, cid, port })
     }
 
     /// The call with this number has come to nothing.
     fn give_up(&self, id: u64) {
-        let mut shared = self.lock();
+        let mut shared = sys::lock(&self.shared);
         // Without it the host has decided already, or knows nothing of it any more.
         if shared.waiting.remove(&id).is_some() {
             shared.say(&FromAgent::GiveUp { id });

@@ -89,12 +89,12 @@ impl Channel {
     }
 
     pub(crate) fn ticket(&self) -> Ticket {
-        Ticket(self.lock().epoch)
+        Ticket(sys::lock(&self.sleepers).epoch)
     }
 
     /// Sleeps until the epoch is past that of the ticket. False when the deadline is.
     pub(crate) fn wait(&self, ticket: Ticket, deadline: Option<Instant>) -> Result<bool> {
-        let mut sleepers = self.lock();
+        let mut sleepers = sys::lock(&self.sleepers);
         while sleepers.epoch == ticket.0 && !self.is_gone() {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
@@ -107,7 +107,7 @@ impl Channel {
             sleepers.has_leader = true;
             drop(sleepers);
             let taken = self.take(left);
-            sleepers = self.lock();
+            sleepers = sys::lock(&self.sleepers);
             sleepers.has_leader = false;
             // A follower has to lead if this one gives up.
             if sleepers.followers > 0 {
@@ -123,7 +123,7 @@ impl Channel {
     /// Takes what is there, without waiting: what an event loop does once the descriptor is readable.
     pub(crate) fn clear(&self) -> Result<()> {
         if self.take(Some(Duration::ZERO))? {
-            let mut sleepers = self.lock();
+            let mut sleepers = sys::lock(&self.sleepers);
             sleepers.epoch += 1;
             // A system call, also without a sleeping peer.
             if sleepers.followers > 0 {
@@ -213,11 +213,6 @@ impl Channel {
         };
         sleepers.followers -= 1;
         sleepers
-    }
-
-    /// Nothing panics while it is held; were it so, the two fields would still be right.
-    fn lock(&self) -> MutexGuard<'_, Sleepers> {
-        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

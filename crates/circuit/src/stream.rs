@@ -19,7 +19,7 @@
 //! that the peer asks for looks like that, too. And "drained" means that the system has taken the bytes, not that the peer has.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -123,7 +123,7 @@ impl Stream {
 
     /// Sends what the socket takes now. False if there are leftovers.
     pub(crate) fn push(&self) -> Result<bool> {
-        lock(&self.outgoing).push(self.socket.as_fd())
+        sys::lock(&self.outgoing).push(self.socket.as_fd())
     }
 
     /// Sends everything, and waits until that is done. False when the deadline is past.
@@ -138,12 +138,12 @@ impl Stream {
 
     /// Receives what there is now, as far as there is room.
     pub(crate) fn pull(&self) -> Result<()> {
-        lock(&self.incoming).pull(self.socket.as_fd())
+        sys::lock(&self.incoming).pull(self.socket.as_fd())
     }
 
     /// The reader is closed: shuts down the receiving side for the peer.
     pub(crate) fn stop_reading(&self) {
-        lock(&self.incoming).is_over = true;
+        sys::lock(&self.incoming).is_over = true;
         // It may be gone already.
         let _ = shutdown(&self.socket, Shutdown::Read);
         // A peer that waits for room is not woken by this, but by room.
@@ -154,7 +154,7 @@ impl Stream {
     /// Waits until the socket may take bytes, and receives meanwhile. False when the deadline is past.
     pub(crate) fn wait_for_room(&self, deadline: Option<Instant>) -> Result<bool> {
         let mut events = PollFlags::OUT;
-        if lock(&self.incoming).wants_bytes_for_others() {
+        if sys::lock(&self.incoming).wants_bytes_for_others() {
             events |= PollFlags::IN;
         }
         // Only the next send shows that the peer's reader is closed, and with some sockets nothing else does.
@@ -162,7 +162,7 @@ impl Stream {
         let until = deadline.map_or(next_try, |deadline| deadline.min(next_try));
         let found = self.poll(events, Some(until))?;
         if found.contains(PollFlags::IN) {
-            let mut incoming = lock(&self.incoming);
+            let mut incoming = sys::lock(&self.incoming);
             if incoming.wants_bytes_for_others() {
                 incoming.pull(self.socket.as_fd())?;
             }
@@ -172,7 +172,7 @@ impl Stream {
 
     /// The reader is going to wait. It looks at the ring once more, and then calls [`ReaderWaits::wait`].
     pub(crate) fn reader_waits(&self) -> Result<ReaderWaits<'_>> {
-        let mut incoming = lock(&self.incoming);
+        let mut incoming = sys::lock(&self.incoming);
         incoming.has_reader_waiting = true;
         let waits = ReaderWaits { stream: self };
         let pulled = incoming.pull(self.socket.as_fd());
@@ -217,7 +217,7 @@ impl Stream {
             _ => events[0].flags,
         };
         let failed = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
-        let mut has_leftovers = lock(&self.outgoing).has_leftovers;
+        let mut has_leftovers = sys::lock(&self.outgoing).has_leftovers;
         if has_leftovers {
             // A failure is kept for the next write.
             has_leftovers = !self.push().unwrap_or(true);
@@ -230,7 +230,7 @@ impl Stream {
     }
 
     fn ask(&self, change: impl FnOnce(Interest) -> Interest) -> Result<()> {
-        let mut interest = lock(&self.interest);
+        let mut interest = sys::lock(&self.interest);
         let (old, new) = (*interest, change(*interest));
         if old == new {
             return Ok(());
@@ -282,7 +282,7 @@ impl ReaderWaits<'_> {
     /// Waits until there is something to receive, and sends leftovers meanwhile. False when the deadline is past.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Result<bool> {
         let mut events = PollFlags::IN;
-        if lock(&self.stream.outgoing).has_leftovers {
+        if sys::lock(&self.stream.outgoing).has_leftovers {
             events |= PollFlags::OUT;
         }
         let found = self.stream.poll(events, deadline)?;
@@ -296,7 +296,7 @@ impl ReaderWaits<'_> {
 
 impl Drop for ReaderWaits<'_> {
     fn drop(&mut self) {
-        lock(&self.stream.incoming).has_reader_waiting = false;
+        sys::lock(&self.stream.incoming).has_reader_waiting = false;
     }
 }
 
@@ -412,11 +412,6 @@ fn drop_bytes(mut receive: impl FnMut(&mut [u8]) -> usize) {
 fn is_cut(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionReset, NotConnected};
     matches!(error.kind(), ConnectionReset | NotConnected)
-}
-
-/// Nothing panics while it is held that would leave it wrong.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl AsFd for Stream {

@@ -18,7 +18,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http_body_util::combinators::BoxBody;
@@ -231,7 +231,7 @@ impl Visit {
         if shows_token {
             self.let_in();
         }
-        let is_let_in = self.slot().is_some();
+        let is_let_in = sys::lock(&self.slot).is_some();
         let judged = self
             .proxy
             .judge(request.method(), request.uri(), request.headers());
@@ -254,18 +254,13 @@ impl Visit {
 
     /// Gives the connection a slot of those who have the token, if one is free.
     fn let_in(&self) {
-        let mut slot = self.slot();
+        let mut slot = sys::lock(&self.slot);
         if slot.is_none() {
             *slot = self.slots.clone().try_acquire_owned().ok();
             if slot.is_some() {
                 self.place.leave();
             }
         }
-    }
-
-    fn slot(&self) -> MutexGuard<'_, Option<OwnedSemaphorePermit>> {
-        // Nothing panics while it is held.
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use policy::{Time, TokenBucket};
@@ -128,7 +128,7 @@ impl<K: Eq + std::hash::Hash> LogBudget<K> {
     }
 
     fn admits(&self, key: (K, About), now: Time) -> bool {
-        let mut state = self.state();
+        let mut state = sys::lock(&self.state);
         let State {
             buckets,
             shared,
@@ -157,7 +157,7 @@ impl<K: Eq + std::hash::Hash> LogBudget<K> {
 
     fn write_counts(&self) {
         // Taken out first: the lines that are written pass here too.
-        let held_back = std::mem::take(&mut self.state().held_back);
+        let held_back = std::mem::take(&mut sys::lock(&self.state).held_back);
         let words = "suppressed log lines of one kind, whose rate is limited; the counters and the audit have all of them";
         for (vm, held_back) in held_back {
             match vm.as_str() {
@@ -165,11 +165,6 @@ impl<K: Eq + std::hash::Hash> LogBudget<K> {
                 vm => tracing::warn!(target: COUNTS, vm, held_back, "{words}"),
             }
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<K>> {
-        // Nothing panics while it holds the lock in the middle of a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -194,7 +189,7 @@ mod tests {
         };
         let written = (0..50_000).filter(|_| admits(1, "web", "", 0)).count();
         assert_eq!(written as u64, LINES);
-        assert_eq!(budget.state().held_back["web"], 50_000 - LINES);
+        assert_eq!(sys::lock(&budget.state).held_back["web"], 50_000 - LINES);
         assert!(admits(2, "web", "", 0), "another call site");
         assert!(admits(1, "db", "", 0), "another VM");
         assert!(admits(1, "web", "no rule allows it", 0), "another reason");
@@ -223,12 +218,12 @@ mod tests {
         let more = sites..sites + 1000;
         let written = more.filter(|site| budget.admits((*site, About::default()), now));
         assert_eq!(written.count() as u64, LINES, "they share one");
-        assert_eq!(budget.state().buckets.len(), MAX_BUDGETS);
+        assert_eq!(sys::lock(&budget.state).buckets.len(), MAX_BUDGETS);
         for vm in 0..MAX_COUNTS + 10 {
             assert!(!budget.admits((sites, about(&vm.to_string(), "")), now));
         }
-        assert!(budget.state().held_back.len() <= MAX_COUNTS + 1);
+        assert!(sys::lock(&budget.state).held_back.len() <= MAX_COUNTS + 1);
         assert!(budget.admits((sites, About::default()), now + 2 * WINDOW));
-        assert_eq!(budget.state().buckets.len(), 1);
+        assert_eq!(sys::lock(&budget.state).buckets.len(), 1);
     }
 }

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use std::panic::PanicHookInfo;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -48,7 +48,7 @@ pub(crate) fn start() -> io::Result<()> {
             QUEUE.written();
         }
     })?;
-    QUEUE.state().has_thread = true;
+    sys::lock(&QUEUE.state).has_thread = true;
     std::panic::set_hook(Box::new(write_panic));
     Ok(())
 }
@@ -173,7 +173,7 @@ impl Queue {
 
     /// Takes or counts a line. False where there is no thread that would write it.
     fn put(&self, line: &[u8]) -> bool {
-        let mut state = self.state();
+        let mut state = sys::lock(&self.state);
         if !state.has_thread {
             return false;
         }
@@ -192,14 +192,14 @@ impl Queue {
     /// Waits for lines, and takes all of them out to be written.
     fn take(&self) -> Batch {
         let is_idle = |state: &mut State| state.waiting.is_empty();
-        let waited = self.has_lines.wait_while(self.state(), is_idle);
+        let waited = self.has_lines.wait_while(sys::lock(&self.state), is_idle);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         state.is_writing = true;
         std::mem::take(&mut state.waiting)
     }
 
     fn written(&self) {
-        let mut state = self.state();
+        let mut state = sys::lock(&self.state);
         state.is_writing = false;
         state.bytes = state.waiting.lines.iter().map(|line| line.len()).sum();
         drop(state);
@@ -211,12 +211,7 @@ impl Queue {
         // Lines that are not read by then are lost.
         let _ = self
             .is_written
-            .wait_timeout_while(self.state(), patience, is_behind);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock in the middle of a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+            .wait_timeout_while(sys::lock(&self.state), patience, is_behind);
     }
 }
 
@@ -236,7 +231,7 @@ mod tests {
     fn what_finds_no_room_is_counted_behind_the_lines_before_it() {
         let queue = Queue::new(10);
         assert!(!queue.put(b"early"), "a line without a thread");
-        queue.state().has_thread = true;
+        sys::lock(&queue.state).has_thread = true;
         for line in ["four", "more", "three", "a"] {
             assert!(queue.put(line.as_bytes()));
         }
@@ -253,7 +248,7 @@ mod tests {
     #[test]
     fn the_end_waits_for_no_reader_without_end() {
         let queue = Queue::new(10);
-        queue.state().has_thread = true;
+        sys::lock(&queue.state).has_thread = true;
         queue.wait_until_written(Duration::MAX);
         assert!(queue.put(b"line"));
         queue.wait_until_written(Duration::from_millis(1));

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -73,7 +73,7 @@ impl Questions {
 
     async fn enter(&self, key: Key, most: usize) -> Option<OwnedSemaphorePermit> {
         let places = {
-            let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut places = sys::lock(&self.places);
             // Each caller that waits or has entered holds one more.
             places.retain(|_, places| Arc::strong_count(places) > 1);
             let semaphore = || Arc::new(Semaphore::new(most));

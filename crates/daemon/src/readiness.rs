@@ -13,7 +13,7 @@
 //! so that a program which calls without end does not keep the agent from being heard.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::{AgentInfo, EventDetails, EventKind};
@@ -154,7 +154,7 @@ impl Readiness {
 
     /// What the agent of a VM said, while it is there.
     pub fn agent(&self, vm: &str) -> Option<AgentInfo> {
-        let agents = self.agents();
+        let agents = sys::lock(&self.agents);
         let ready = agents.ready(vm)?;
         Some(ready.info.clone())
     }
@@ -167,7 +167,7 @@ impl Readiness {
     /// Forgets a VM that has been removed and hangs up on its agent.
     pub fn forget(&self, vm: &str) {
         let was_ready = {
-            let mut agents = self.agents();
+            let mut agents = sys::lock(&self.agents);
             let was_ready = agents.ready(vm).is_some();
             agents.by_vm.remove(vm);
             was_ready
@@ -190,7 +190,7 @@ impl Readiness {
 
     fn set_unreachable(&self, vms: BTreeSet<String>) {
         {
-            let mut agents = self.agents();
+            let mut agents = sys::lock(&self.agents);
             let before = std::mem::replace(&mut agents.unreachable, vms);
             for vm in before.symmetric_difference(&agents.unreachable) {
                 let entry = agents.by_vm.get(vm);
@@ -236,7 +236,7 @@ impl Readiness {
             Attachment::Rings | Attachment::Serial => 1,
         };
         // The lock is held until the attendant is in place, so that its task finds it there.
-        let mut agents = self.agents();
+        let mut agents = sys::lock(&self.agents);
         agents.arrivals += 1;
         let number = agents.arrivals;
         let entry = agents.by_vm.entry(vm.clone()).or_default();
@@ -300,7 +300,7 @@ impl Readiness {
 
     /// A connection has said its hello.
     fn spoke(&self, vm: &str, number: u64) {
-        let mut agents = self.agents();
+        let mut agents = sys::lock(&self.agents);
         let entry = agents.by_vm.get_mut(vm);
         if let Some(greeting) = entry.and_then(|entry| entry.greeting(number)) {
             greeting.has_spoken = true;
@@ -309,7 +309,7 @@ impl Readiness {
 
     /// Marks a VM ready and hangs up on the agent that was there before, unless a newer one has arrived.
     fn arrive(&self, vm: &str, number: u64, info: AgentInfo, secret: AgentSecret) {
-        if let Some(entry) = self.agents().by_vm.get_mut(vm) {
+        if let Some(entry) = sys::lock(&self.agents).by_vm.get_mut(vm) {
             let newest = entry.ready.as_ref().map(|ready| ready.attendant.number);
             if newest.is_some_and(|newest| newest > number) {
                 return;
@@ -342,14 +342,14 @@ impl Readiness {
     }
 
     fn is_ready_by(&self, vm: &str, number: u64) -> bool {
-        let agents = self.agents();
+        let agents = sys::lock(&self.agents);
         let ready = agents.by_vm.get(vm).and_then(|entry| entry.ready.as_ref());
         ready.is_some_and(|ready| ready.attendant.number == number)
     }
 
     fn leave(&self, vm: &str, number: u64) {
         {
-            let mut agents = self.agents();
+            let mut agents = sys::lock(&self.agents);
             let was_ready = agents.ready(vm).is_some();
             let Some(entry) = agents.by_vm.get_mut(vm) else {
                 return;
@@ -378,11 +378,6 @@ impl Readiness {
     fn tell(&self) {
         self.changes
             .send_modify(|count| *count = count.wrapping_add(1));
-    }
-
-    fn agents(&self) -> MutexGuard<'_, Agents> {
-        // Nothing panics while it holds the lock in the middle of a change, so what is inside is whole.
-        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

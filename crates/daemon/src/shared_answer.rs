@@ -1,6 +1,6 @@
 //! An answer that takes time to make, made for all who have asked before it was begun.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Makes one answer at a time. Who asks gets one that was begun after that: however many ask, one is made and one is waited for.
 #[derive(Debug)]
@@ -39,12 +39,12 @@ impl<T> SharedAnswer<T> {
 
     /// The number of the next answer to be begun.
     fn next(&self) -> u64 {
-        self.state().begun + 1
+        sys::lock(&self.state).begun + 1
     }
 
     /// The answer of this number or a later one.
     fn at_least(&self, wanted: u64, make: impl FnOnce() -> T) -> Arc<T> {
-        let mut state = self.state();
+        let mut state = sys::lock(&self.state);
         loop {
             if let Some((number, last)) = &state.last {
                 if *number >= wanted {
@@ -65,14 +65,9 @@ impl<T> SharedAnswer<T> {
         drop(state);
         let end = End(self);
         let made = Arc::new(make());
-        self.state().last = Some((number, made.clone()));
+        sys::lock(&self.state).last = Some((number, made.clone()));
         drop(end);
         made
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<T>> {
-        // What is in it is whole between any two statements.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,7 +76,7 @@ struct End<'a, T>(&'a SharedAnswer<T>);
 
 impl<T> Drop for End<'_, T> {
     fn drop(&mut self) {
-        self.0.state().is_being_made = false;
+        sys::lock(&self.0.state).is_being_made = false;
         self.0.made.notify_all();
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -120,22 +120,11 @@ impl Worker {
         }))
     }
 
-    fn serial_lines(&self) -> MutexGuard<'_, BTreeMap<String, SerialLine>> {
-        // Nothing panics while it holds the lock.
-        self.serial_lines
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn channels(&self) -> MutexGuard<'_, VmsChannels> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn open_channels(&self, spec: &LineSpec) -> Result<Option<VmChannels>, LineError> {
         if spec.channels.is_empty() {
             return Ok(None);
         }
-        let mut channels = self.channels();
+        let mut channels = sys::lock(&self.channels);
         let server = match channels.server.take() {
             Some(server) => server,
             None => Channels::start()?,
@@ -257,14 +246,14 @@ impl Worker {
             if let Some(line) = serial {
                 // Its guest may have answered before there was a line.
                 line.tell_of_guest();
-                self.serial_lines().insert(vm, line);
+                sys::lock(&self.serial_lines).insert(vm, line);
             }
         }
         for name in removed {
             // Only now: ending a serial line waits for its thread, which the worker must not do.
-            let line = self.serial_lines().remove(&name);
+            let line = sys::lock(&self.serial_lines).remove(&name);
             drop(line);
-            self.channels().by_vm.remove(&name);
+            sys::lock(&self.channels).by_vm.remove(&name);
         }
         Ok(())
     }
@@ -298,7 +287,7 @@ impl LineWorker for Worker {
             (lines.unwrap_or_default(), kept_bytes)
         });
         let (lines, kept_bytes) = &*known;
-        let (serial_lines, channels) = (self.serial_lines(), self.channels());
+        let (serial_lines, channels) = (sys::lock(&self.serial_lines), sys::lock(&self.channels));
         let lines = lines.iter().map(|line| {
             let name = line.report.address.full_name();
             let mut status = LineStatus {
@@ -363,17 +352,13 @@ impl LineWorker for Worker {
 
     fn stop(&self) {
         self.orders.ask(Fabric::stop);
-        let serial_lines = std::mem::take(&mut *self.serial_lines());
+        let serial_lines = std::mem::take(&mut *sys::lock(&self.serial_lines));
         drop(serial_lines);
         // All are told before any is waited for.
-        let VmsChannels { server, by_vm } = std::mem::take(&mut *self.channels());
+        let VmsChannels { server, by_vm } = std::mem::take(&mut *sys::lock(&self.channels));
         drop(by_vm);
         drop(server);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = sys::lock(&self.thread).take();
         if let Some(thread) = thread {
             // It has been told to end; if it panicked, that has been printed.
             let _ = thread.join();

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use policy::{LineId, Time};
@@ -93,7 +93,7 @@ impl CallAnswer {
 
     /// Says it, for the first time.
     pub fn give(&self, result: Result<CircuitId, Reason>) {
-        let take = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let take = sys::lock(&self.0).take();
         if let Some(take) = take {
             take(result);
         }

@@ -5,7 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
 use crate::caller::refuse;
@@ -56,11 +56,7 @@ struct State {
     is_over: bool,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Shared {}
 
 impl Closer {
     /// Whether so much waits of this party that it is to get no further sockets now.
@@ -69,13 +65,13 @@ impl Closer {
             return false;
         }
         self.start();
-        party.is_some_and(|party| self.shared.state().orders.waiting(party) >= PLACES)
+        party.is_some_and(|party| sys::lock(&self.shared.state).orders.waiting(party) >= PLACES)
     }
 
     /// Has a socket of this party closed.
     pub(crate) fn close(&mut self, party: Party, order: Order) {
         self.shared.waiting.fetch_add(1, Ordering::AcqRel);
-        self.shared.state().orders.push(party, order);
+        sys::lock(&self.shared.state).orders.push(party, order);
         self.shared.changed.notify_one();
         self.start();
     }
@@ -95,13 +91,13 @@ impl Closer {
 
 impl Drop for Closer {
     fn drop(&mut self) {
-        self.shared.state().is_over = true;
+        sys::lock(&self.shared.state).is_over = true;
         self.shared.changed.notify_one();
     }
 }
 
 fn run(shared: &Shared) {
-    let mut state = shared.state();
+    let mut state = sys::lock(&shared.state);
     loop {
         let Some(order) = state.orders.pop() else {
             if state.is_over {
@@ -114,7 +110,7 @@ fn run(shared: &Shared) {
         drop(state);
         shared.waiting.fetch_sub(1, Ordering::AcqRel);
         order.carry_out();
-        state = shared.state();
+        state = sys::lock(&shared.state);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use device::Attachment;
 use tokio::sync::{mpsc, watch};
@@ -28,12 +28,7 @@ pub const MAX_WAITING_OF_VM: usize = 4;
 #[derive(Debug, Clone, Default)]
 struct Waiting(Arc<Mutex<HashMap<String, usize>>>);
 
-impl Waiting {
-    fn counts(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        // Nothing panics while it is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Waiting {}
 
 /// Where connections are handed over.
 #[derive(Debug, Clone)]
@@ -113,7 +108,7 @@ impl ArrivalSender {
             );
             return false;
         }
-        let mut counts = self.waiting.counts();
+        let mut counts = sys::lock(&self.waiting.0);
         let count = counts.entry(vm.clone()).or_default();
         if *count == MAX_WAITING_OF_VM {
             return false;
@@ -134,7 +129,7 @@ impl Arrivals {
             }
             arrival = self.arrivals.recv() => arrival?,
         };
-        let mut counts = self.waiting.counts();
+        let mut counts = sys::lock(&self.waiting.0);
         if let Some(count) = counts.get_mut(&arrival.vm) {
             *count -= 1;
             if *count == 0 {
@@ -189,7 +184,7 @@ mod tests {
         for _ in 0..MAX_WAITING_OF_VM {
             assert_eq!(vm_of_next(&mut arrivals).await, "flood");
         }
-        assert!(sender.waiting.counts().is_empty());
+        assert!(sys::lock(&sender.waiting.0).is_empty());
         drop(sender);
         assert!(arrivals.next().await.is_none());
     }

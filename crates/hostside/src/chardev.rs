@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use config::Chardev;
 use device::{SocketFile, connect_to};
@@ -50,7 +50,7 @@ impl PrivateListener {
 
     /// Removes the socket's file. No new program can connect then.
     pub(crate) fn remove(&self) {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = sys::lock(&self.file);
         drop(file.take());
     }
 

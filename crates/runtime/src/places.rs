@@ -1,6 +1,6 @@
 //! How many of a thing each user of the host may have: no user takes the places of all, and no class those of another.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// To whom a place belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,23 +88,18 @@ impl Places {
     /// # Errors
     /// [`NoPlace`] if there is none.
     pub fn enter(&self, whose: Whose, most: Limits) -> Result<Place, NoPlace> {
-        let mut taken = self.taken();
+        let mut taken = sys::lock(&self.0);
         most.room(whose, taken.iter().copied())?;
         taken.push(whose);
         drop(taken);
         let places = self.clone();
         Ok(Place { places, whose })
     }
-
-    fn taken(&self) -> MutexGuard<'_, Vec<Whose>> {
-        // Nothing panics while it is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut taken = self.places.taken();
+        let mut taken = sys::lock(&self.places.0);
         if let Some(index) = taken.iter().position(|whose| *whose == self.whose) {
             taken.swap_remove(index);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
 use policy::{Time, TokenBucket};
@@ -53,8 +53,7 @@ impl<K: Eq + Hash> Buckets<K> {
     }
 
     fn with<T>(&self, source: K, now: Time, act: impl FnOnce(&mut TokenBucket) -> T) -> T {
-        let by_source = self.by_source.lock();
-        let mut by_source = by_source.unwrap_or_else(PoisonError::into_inner);
+        let mut by_source = sys::lock(&self.by_source);
         if !by_source.contains_key(&source) {
             // A new source makes room: the table never outgrows those that were active lately.
             by_source.retain(|_, bucket| !bucket.is_full(now));

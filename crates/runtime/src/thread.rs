@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread::JoinHandle;
 
 use tokio::runtime::Handle;
@@ -51,11 +51,7 @@ impl RuntimeThread {
 
     /// Asks it to stop, and waits until it has.
     pub fn stop(&self) {
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = sys::lock(&self.thread).take();
         if let Some((stop, thread)) = thread {
             // It may have ended by itself; if it panicked, that has been printed.
             let _ = stop.send(());

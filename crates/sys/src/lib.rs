@@ -1,4 +1,4 @@
-//! Small wrappers of system calls, most of which no safe library makes. No memory is shared here.
+//! Small wrappers of system calls, most of which no safe library makes, and of locks. No memory is shared here.
 //!
 //! - [`descriptors`] passes descriptors along with bytes, and raises the limit of their number.
 //! - [`ethernet`] opens tap devices and packet sockets.
@@ -19,3 +19,10 @@ pub mod oom;
 pub mod peer;
 pub mod sockets;
 pub mod supervise;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks, also after a thread has panicked with the lock: for what is whole at each step.
+pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

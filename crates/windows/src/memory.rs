@@ -33,7 +33,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::SystemTime;
 
 pub use config::MAX_WINDOWS_OF_ALL;
@@ -183,7 +183,7 @@ impl Windows {
             is_here: false,
             can_be_added_to: false,
         };
-        self.state().vms.insert(name, vm);
+        sys::lock(&self.state).vms.insert(name, vm);
         Ok(())
     }
 
@@ -198,14 +198,14 @@ impl Windows {
                 error,
             });
             let window = Window::with_host(name, made?, None, None);
-            self.state().windows.insert(uuid, window);
+            sys::lock(&self.state).windows.insert(uuid, window);
         }
         Ok(())
     }
 
     fn open_files(&self, name: &str, spec: WindowsSpec) -> Result<(), WindowsError> {
         prepare_directory(&self.directory, "--runtime-dir")?;
-        let mut state = self.state();
+        let mut state = sys::lock(&self.state);
         let mut record = state.record.clone();
         record.retain(|(vm, index), window| {
             vm != name || (*index < spec.count && window.len == spec.len)
@@ -241,7 +241,7 @@ impl Windows {
 
     /// Destroys the windows of a VM.
     pub fn close(&self, name: &str) {
-        let mut state = self.state();
+        let mut state = sys::lock(&self.state);
         state.vms.remove(name);
         let party = Party::Vm(name.to_owned());
         state
@@ -257,7 +257,7 @@ impl Windows {
 
     /// Destroys what an earlier daemon made for VMs that are no more. To be called when all are open.
     pub fn sweep(&self) {
-        let mut state = self.state();
+        let mut state = sys::lock(&self.state);
         let mut record = state.record.clone();
         record.retain(|(vm, _), _| state.vms.contains_key(vm));
         if let Err(error) = self.remember(&mut state, record) {
@@ -287,11 +287,6 @@ impl Windows {
         record::save(&self.directory, &record)?;
         state.record = record;
         Ok(())
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is whole before anything can panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -26,7 +26,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use device::{Called, CircuitFilter, CircuitSnapshot, Dialer, Endpoint, ServiceCall};
@@ -243,7 +243,7 @@ impl Circuits for Switchboard {
         };
         let (circuits, more) = plane.list_circuits(filter.clone(), MAX_LISTED);
         let mut windowed: HashMap<CircuitId, CircuitSnapshot> = {
-            let state = self.shared.state();
+            let state = sys::lock(&self.shared.state);
             let windowed = state.board.windowed();
             windowed
                 .map(|(known, _)| (known.id, known.clone()))
@@ -284,7 +284,7 @@ impl Circuits for Switchboard {
             .plane()
             .is_some_and(|plane| plane.end_circuit(id));
         let is_known = |state: &State| state.board.windowed().any(|(known, _)| known.id == id);
-        let has_window = is_known(&self.shared.state());
+        let has_window = is_known(&sys::lock(&self.shared.state));
         self.shared.apply(|board| board.revoke(id));
         ended || has_window
     }
@@ -298,7 +298,7 @@ impl Circuits for Switchboard {
             return;
         };
         let known: Vec<CircuitId> = {
-            let state = self.shared.state();
+            let state = sys::lock(&self.shared.state);
             let windowed = state.board.windowed().filter(|(_, is_revoked)| !is_revoked);
             let windowed = windowed.map(|(known, _)| known.id);
             // One that is about to get a window must not get it either.
@@ -321,7 +321,7 @@ impl Circuits for Switchboard {
     }
 
     fn report(&self) -> SwitchboardReport {
-        let state = self.shared.state();
+        let state = sys::lock(&self.shared.state);
         SwitchboardReport {
             counts: state.board.counts,
             sessions: state.sessions.len(),
@@ -375,11 +375,6 @@ fn passes(filter: &CircuitFilter, circuit: &CircuitSnapshot) -> bool {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn plane(&self) -> Option<Arc<dyn DataPlane>> {
         self.plane.get().cloned()
     }
@@ -408,11 +403,11 @@ impl Shared {
     /// takes a window away must not come before what gives it.
     fn apply(self: &Arc<Self>, event: impl FnOnce(&mut Board) -> Vec<Effect>) {
         // Nothing panics while it holds the lock.
-        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut effects = VecDeque::from(event(&mut self.state().board));
+        let _order = sys::lock(&self.order);
+        let mut effects = VecDeque::from(event(&mut sys::lock(&self.state).board));
         while let Some(effect) = effects.pop_front() {
             if let Some(event) = self.perform(effect) {
-                effects.extend(event(&mut self.state().board));
+                effects.extend(event(&mut sys::lock(&self.state).board));
             }
         }
     }

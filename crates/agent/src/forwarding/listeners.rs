@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -38,14 +38,9 @@ struct Caller {
 }
 
 impl Listeners {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, VecDeque<Caller>>> {
-        // A queue is whole at every moment.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A caller, who does not wait any more then.
     pub(super) fn take(&self, key: &Key, number: u32) -> Option<OwnedFd> {
-        let mut waiting = self.lock();
+        let mut waiting = sys::lock(&self.waiting);
         let callers = waiting.get_mut(key)?;
         let index = callers.iter().position(|caller| caller.number == number)?;
         callers.remove(index).map(|caller| caller.socket)
@@ -53,7 +48,7 @@ impl Listeners {
 
     /// Let a caller wait. One too many is reset.
     fn add(&self, key: &Key, caller: Caller) -> bool {
-        let mut waiting = self.lock();
+        let mut waiting = sys::lock(&self.waiting);
         let Some(callers) = waiting.get_mut(key) else {
             return false;
         };
@@ -66,7 +61,7 @@ impl Listeners {
 
     /// Reset those who have waited for too long: when the next one will have.
     fn expire(&self, key: &Key, now: Instant) -> Option<Instant> {
-        let mut waiting = self.lock();
+        let mut waiting = sys::lock(&self.waiting);
         let callers = waiting.get_mut(key)?;
         while callers.front().is_some_and(|caller| caller.deadline <= now) {
             callers.pop_front();
@@ -93,14 +88,14 @@ impl<'a> Registered<'a> {
                 ));
             }
         }
-        listeners.lock().insert(key, VecDeque::new());
+        sys::lock(&listeners.waiting).insert(key, VecDeque::new());
         Ok(Registered { listeners, key })
     }
 }
 
 impl Drop for Registered<'_> {
     fn drop(&mut self) {
-        self.listeners.lock().remove(&self.key);
+        sys::lock(&self.listeners.waiting).remove(&self.key);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -188,7 +188,9 @@ impl Switchboard {
     fn with_window(&self, loan: Loan, socket: OwnedFd) -> io::Result<HandOver> {
         let taken_back = || io::Error::other("the host has taken it back");
         let circuit = loan.circuit.clone();
-        let device = self.lock().windows.lent(circuit.uuid, circuit.generation);
+        let device = sys::lock(&self.shared)
+            .windows
+            .lent(circuit.uuid, circuit.generation);
         let window = self.devices.open(&device.ok_or_else(taken_back)?.name)?;
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) =
@@ -391,10 +393,7 @@ impl Listener<'_> {
 
 impl Inbox {
     fn put(&self, id: u64, decision: Decision) {
-        let mut decisions = self
-            .decisions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut decisions = sys::lock(&self.decisions);
         decisions.push((id, decision));
         drop(decisions);
         wake(&self.wake);
@@ -403,10 +402,7 @@ impl Inbox {
     fn take(&self) -> Vec<(u64, Decision)> {
         // So that what comes from here on wakes again.
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-        let mut decisions = self
-            .decisions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut decisions = sys::lock(&self.decisions);
         std::mem::take(&mut *decisions)
     }
 }

@@ -115,7 +115,7 @@ impl Switchboard {
                 }
                 Err(error) => error.to_string(),
             };
-            let has_windows = !self.lock().windows.is_empty();
+            let has_windows = !sys::lock(&self.shared).windows.is_empty();
             // A host without windows need not have a switchboard; a guest without any has nothing to say to it.
             if has_windows && problem != last_problem {
                 say!("circuits are streams until the host's switchboard is there: {problem}");
@@ -154,7 +154,7 @@ impl Switchboard {
 
     fn look_for_windows(self: &Arc<Self>) {
         let found = self.devices.list();
-        let new = self.lock().windows.found(found);
+        let new = sys::lock(&self.shared).windows.found(found);
         self.reset(new);
     }
 
@@ -166,9 +166,9 @@ impl Switchboard {
         let socket = Arc::new(socket);
         let mut session = Session::new(Arc::clone(&socket), Arc::clone(&self.wake));
         session.say(&FromAgent::Hello { version: VERSION });
-        self.lock().session = Some(session);
+        sys::lock(&self.shared).session = Some(session);
         let error = self.carry(&socket, watch);
-        let mut shared = self.lock();
+        let mut shared = sys::lock(&self.shared);
         let ended = shared.session.take();
         let waiting = std::mem::take(&mut shared.waiting);
         let resets = shared.windows.end_session();
@@ -196,7 +196,7 @@ impl Switchboard {
                 self.end(uuid, generation);
             }
             if turn.can_write {
-                if let Some(session) = &mut self.lock().session {
+                if let Some(session) = &mut sys::lock(&self.shared).session {
                     session.flush();
                 }
             }
@@ -215,7 +215,7 @@ impl Switchboard {
         deadline: Instant,
     ) -> io::Result<Turn> {
         let (is_welcomed, has_outgoing, leases) = {
-            let shared = self.lock();
+            let shared = sys::lock(&self.shared);
             let session = shared.session.as_ref();
             let leases = shared.windows.leases();
             (
@@ -273,7 +273,7 @@ impl Switchboard {
 
     /// Does what the host says. An error ends the session: it is for words that a host does not say.
     fn obey(self: &Arc<Self>, said: FromDaemon) -> io::Result<()> {
-        let is_welcomed = self.lock().welcomed().is_some();
+        let is_welcomed = sys::lock(&self.shared).welcomed().is_some();
         match said {
             FromDaemon::Welcome { version } if !is_welcomed && version == VERSION => self.begin(),
             FromDaemon::Circuit(circuit) if is_welcomed => return self.lend(circuit),
@@ -289,7 +289,7 @@ impl Switchboard {
 
     /// The host listens: it gets what there is.
     fn begin(self: &Arc<Self>) {
-        let mut shared = self.lock();
+        let mut shared = sys::lock(&self.shared);
         if let Some(session) = &mut shared.session {
             session.is_welcomed = true;
         }
@@ -308,7 +308,7 @@ impl Switchboard {
 
     /// A window is given to a call.
     fn lend(self: &Arc<Self>, circuit: Circuit) -> io::Result<()> {
-        let mut shared = self.lock();
+        let mut shared = sys::lock(&self.shared);
         let needed = PAGE_LEN.saturating_add(circuit.ring.saturating_mul(2));
         if !shared
             .windows
@@ -339,7 +339,7 @@ impl Switchboard {
     }
 
     fn carry_as_stream(&self, id: u64, peer: Place) {
-        let call = self.lock().waiting.remove(&id);
+        let call = sys::lock(&self.shared).waiting.remove(&id);
         if let Some(call) = call {
             (call.tell)(Decision::Stream { peer });
         }
@@ -347,7 +347,7 @@ impl Switchboard {
 
     /// This life of a window is over, if it was not already.
     pub(super) fn end(self: &Arc<Self>, uuid: Hex16, generation: u64) {
-        let ended = self.lock().windows.end(uuid, generation);
+        let ended = sys::lock(&self.shared).windows.end(uuid, generation);
         self.reset(ended.into_iter().collect());
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -251,7 +251,7 @@ struct Seats {
 impl Seats {
     fn take(self: &Arc<Self>, user: u32) -> Option<Seat> {
         // No thread panics while holding it.
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = sys::lock(&self.taken);
         let others = taken.iter().filter(|(user, _)| !is_privileged(**user));
         let others: usize = others.map(|(_, count)| count).sum();
         let is_full = !is_privileged(user) && others >= MAX_PROGRAMS - MAX_PROGRAMS_OF_USER;
@@ -274,11 +274,7 @@ struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut taken = self
-            .seats
-            .taken
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut taken = sys::lock(&self.seats.taken);
         match taken.get_mut(&self.user) {
             Some(own) if *own > 1 => *own -= 1,
             _ => drop(taken.remove(&self.user)),

@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{LineKind, VmState, VmStatus};
@@ -340,7 +340,7 @@ impl<L: Fn() -> AllVms> Lines<L> {
     /// waited for once, and not by one VM after the other.
     fn find(&self, name: &str, asked: Instant) -> Result<Option<VmStatus>, Failure> {
         // What is there is whole at every moment.
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = sys::lock(&self.seen);
         let fresh = |at: &Instant| *at >= asked || at.elapsed() < LOOK;
         if !seen.as_ref().is_some_and(|(at, _)| fresh(at)) {
             let vms = (self.look)();

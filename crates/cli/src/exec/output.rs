@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -49,7 +49,7 @@ impl Output {
     /// # Errors
     /// They are more than it had credit for.
     pub(super) fn push(&self, bytes: &[u8]) -> Result<(), CreditError> {
-        let mut state = self.lock();
+        let mut state = sys::lock(&self.state);
         state.window.received(bytes.len())?;
         if !state.refused {
             state.queue.extend_from_slice(bytes);
@@ -60,7 +60,7 @@ impl Output {
 
     /// Nothing more will be pushed.
     pub(super) fn end(&self) {
-        self.lock().ended = true;
+        sys::lock(&self.state).ended = true;
         self.changed.notify_one();
     }
 
@@ -73,12 +73,12 @@ impl Output {
         while self.take(&mut bytes) {
             for chunk in bytes.chunks(WRITE_LEN) {
                 if let Err(error) = write_all(file, chunk) {
-                    let mut state = self.lock();
+                    let mut state = sys::lock(&self.state);
                     state.refused = true;
                     state.queue = Vec::new();
                     return Err(error);
                 }
-                let mut state = self.lock();
+                let mut state = sys::lock(&self.state);
                 state.window.consumed(chunk.len());
                 let due = state.window.grant_due();
                 drop(state);
@@ -96,15 +96,10 @@ impl Output {
         let waiting = |state: &mut State| state.queue.is_empty() && !state.ended;
         let mut state = self
             .changed
-            .wait_while(self.lock(), waiting)
+            .wait_while(sys::lock(&self.state), waiting)
             .unwrap_or_else(PoisonError::into_inner);
         std::mem::swap(&mut state.queue, bytes);
         !bytes.is_empty()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No code that holds the lock can panic half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -185,7 +180,7 @@ mod tests {
             .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         output.push(&[1; 40]).unwrap();
-        assert!(output.lock().queue.is_empty());
+        assert!(sys::lock(&output.state).queue.is_empty());
         assert_eq!(output.push(&[1]), Err(CreditError::Exceeded { excess: 1 }));
     }
 

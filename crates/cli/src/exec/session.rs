@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use wire::agent::credit::SendCredit;
@@ -118,21 +118,16 @@ struct Input {
     closed: bool,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these locks guard is whole at every moment, also when a thread that held one panicked.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Shared {
     /// Send a frame. If that fails the connection is broken, which the receiving thread notices as well.
     fn send(&self, frame: &Frame<'_>) {
         if let Ok(bytes) = frame.to_bytes(OPERATION_CHANNEL) {
-            let _ = lock(&self.sender).write_all(&bytes);
+            let _ = sys::lock(&self.sender).write_all(&bytes);
         }
     }
 
     fn report(&self, problem: ExecError) {
-        lock(&self.problem).get_or_insert(problem);
+        sys::lock(&self.problem).get_or_insert(problem);
     }
 
     /// How much input may be sent, at least one byte, waiting for credit; nothing if no more is wanted.
@@ -140,13 +135,13 @@ impl Shared {
         let waiting = |input: &mut Input| input.credit.available() == 0 && !input.closed;
         let input = self
             .input_changed
-            .wait_while(lock(&self.input), waiting)
+            .wait_while(sys::lock(&self.input), waiting)
             .unwrap_or_else(PoisonError::into_inner);
         (!input.closed).then(|| input.credit.available())
     }
 
     fn close_input(&self) {
-        lock(&self.input).closed = true;
+        sys::lock(&self.input).closed = true;
         self.input_changed.notify_all();
     }
 }
@@ -259,7 +254,7 @@ impl Running {
             return Err(ExecError::Interrupted);
         }
         let status = result?;
-        match lock(&self.shared.problem).take() {
+        match sys::lock(&self.shared.problem).take() {
             Some(problem) => Err(problem),
             None => Ok(status),
         }
@@ -294,7 +289,7 @@ impl Running {
                         stream: Stream::Stdin,
                         bytes,
                     } => {
-                        let granted = lock(&self.shared.input).credit.grant(bytes);
+                        let granted = sys::lock(&self.shared.input).credit.grant(bytes);
                         granted.map_err(|error| protocol(&error.to_string()))?;
                         self.shared.input_changed.notify_all();
                     }
@@ -345,12 +340,12 @@ fn send_input(shared: &Shared, stdin: &std::os::fd::OwnedFd) {
         match read_some(stdin, &mut frame[HEADER_LEN..HEADER_LEN + limit]) {
             Ok(0) => break,
             Ok(count) => {
-                lock(&shared.input).credit.spend(count);
+                sys::lock(&shared.input).credit.spend(count);
                 let Ok(header) = data_header(Stream::Stdin, OPERATION_CHANNEL, count) else {
                     unreachable!("a read gives at least one byte and at most its buffer");
                 };
                 frame[..HEADER_LEN].copy_from_slice(&header);
-                if lock(&shared.sender)
+                if sys::lock(&shared.sender)
                     .write_all(&frame[..HEADER_LEN + count])
                     .is_err()
                 {

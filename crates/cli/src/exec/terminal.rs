@@ -1,7 +1,7 @@
 //! The local terminal: its size, and raw mode while the guest's terminal does the editing.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustix::termios::{OptionalActions, Termios};
 use wire::agent::{MAX_TERMINAL_TYPE_LEN, Terminal};
@@ -60,12 +60,7 @@ impl RawMode {
 
     /// Give the terminal its old mode back, once.
     pub(super) fn restore(&self) {
-        if let Some(before) = self
-            .before
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-        {
+        if let Some(before) = sys::lock(&self.before).take() {
             // A terminal that is gone needs nothing.
             let _ = rustix::termios::tcsetattr(&self.terminal, OptionalActions::Now, &before);
         }

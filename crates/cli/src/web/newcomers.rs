@@ -4,7 +4,7 @@
 //! deadline, and when all places are taken the newcomer who has been here longest goes. Who has the token shows it at once and is let out of here.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -44,7 +44,7 @@ impl Newcomers {
     /// Takes in another, for whom the one who has been here longest may have to go.
     pub fn enter(&self) -> (Place, Stay) {
         let (sender, receiver) = oneshot::channel();
-        let mut waiting = self.waiting();
+        let mut waiting = sys::lock(&self.0);
         if waiting.places.len() == waiting.most {
             waiting.places.pop_front();
         }
@@ -57,14 +57,9 @@ impl Newcomers {
     }
 
     fn take(&self, id: u64) -> Option<oneshot::Sender<()>> {
-        let mut waiting = self.waiting();
+        let mut waiting = sys::lock(&self.0);
         let at = waiting.places.iter().position(|(other, _)| *other == id)?;
         waiting.places.remove(at).map(|(_, sender)| sender)
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // Nothing panics while it is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

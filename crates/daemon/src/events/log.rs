@@ -1,7 +1,7 @@
 //! The ring of events, and where each reader is in it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use api::{Event, EventDetails, EventKind, Refusal};
@@ -147,7 +147,7 @@ impl Events {
 
     /// Tells of something that has happened. Never waits for a reader.
     pub fn tell(&self, kind: EventKind, details: EventDetails) {
-        self.log().push(kind, bounded(details));
+        sys::lock(&self.shared.log).push(kind, bounded(details));
         if self.shared.changed.receiver_count() > 0 {
             self.shared.changed.send_replace(());
         }
@@ -156,7 +156,7 @@ impl Events {
     /// Reports an event that a VM has caused, which `details` name, within its allowance. What is left out is counted, and the last of it is reported later, so
     /// that readers see the last state.
     pub fn tell_of_vm(&self, kind: EventKind, details: EventDetails) {
-        let mut allowances = self.allowances();
+        let mut allowances = sys::lock(&self.shared.allowances);
         // Told while it is locked: of one VM nothing overtakes what was held.
         match allowances.admit(kind, details, rate::now()) {
             Some((kind, details)) => self.tell(kind, details),
@@ -176,16 +176,11 @@ impl Events {
 
     /// Reports the held events that are due. Returns whether any are left.
     fn tell_due(&self) -> bool {
-        let mut allowances = self.allowances();
+        let mut allowances = sys::lock(&self.shared.allowances);
         for (kind, details) in allowances.due(rate::now()) {
             self.tell(kind, details);
         }
         allowances.holds_any()
-    }
-
-    fn allowances(&self) -> MutexGuard<'_, Allowances> {
-        let allowances = self.shared.allowances.lock();
-        allowances.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells of a call that was refused, and remembers why. `told_to_readers` says whether its caller has not been refused all too often
@@ -251,7 +246,7 @@ impl Events {
     /// An event that is not kept, with the number of the last one.
     pub(super) fn now(&self, kind: EventKind, details: EventDetails) -> Event {
         Event {
-            id: self.log().next_id - 1,
+            id: sys::lock(&self.shared.log).next_id - 1,
             time: rfc_3339(SystemTime::now()),
             kind,
             details,
@@ -260,12 +255,12 @@ impl Events {
 
     /// How many readers were dropped.
     pub fn dropped_readers(&self) -> u64 {
-        self.log().dropped_readers
+        sys::lock(&self.shared.log).dropped_readers
     }
 
     /// How many events there were, and how many readers there are.
     pub fn counts(&self) -> (u64, usize) {
-        let log = self.log();
+        let log = sys::lock(&self.shared.log);
         (log.next_id - log.first_id, log.places.len())
     }
 
@@ -278,7 +273,7 @@ impl Events {
         asked: Asked,
         whose: Whose,
     ) -> Result<(EventReader, Option<Event>), NoPlace> {
-        let mut log = self.log();
+        let mut log = sys::lock(&self.shared.log);
         let (mut given, lost) = log.begin(asked.after);
         if let Some(last) = asked.last {
             let wanted = log.ring.iter().rev().filter(|event| asked.wants(event));
@@ -304,7 +299,7 @@ impl Events {
 
     /// Up to `limit` events for a reader. It counts as having been given them.
     pub(super) fn next(&self, position: &mut Position, asked: &Asked, limit: usize) -> Next {
-        let mut log = self.log();
+        let mut log = sys::lock(&self.shared.log);
         let oldest = log.oldest();
         let Log { ring, places, .. } = &mut *log;
         let (given, end) = match position {
@@ -344,20 +339,11 @@ impl Events {
 
     /// The reader that had this place has gone.
     pub(super) fn leave(&self, number: u64) {
-        self.log().places.leave(number);
-    }
-
-    fn log(&self) -> MutexGuard<'_, Log> {
-        // Nothing panics while it holds the lock in the middle of a change, so what is inside is whole.
-        self.shared
-            .log
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.shared.log).places.leave(number);
     }
 
     fn refusals_of<T>(&self, job: impl FnOnce(&mut Refusals) -> T) -> T {
-        let refusals = self.shared.refusals.lock();
-        job(&mut refusals.unwrap_or_else(PoisonError::into_inner))
+        job(&mut sys::lock(&self.shared.refusals))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -46,18 +46,13 @@ impl NetThread {
         }
     }
 
-    fn running(&self) -> MutexGuard<'_, Option<Running>> {
-        // Nothing panics while it holds the lock.
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Has the thread do something to a network.
     fn tell<T: Send + 'static>(
         &self,
         network: &str,
         job: impl FnOnce(&mut NetFabric) -> Result<T, device::net::NetError> + Send + 'static,
     ) -> Result<T, NetError> {
-        let running = self.running();
+        let running = sys::lock(&self.running);
         let unknown = || NetError::UnknownNetwork {
             network: network.to_owned(),
         };
@@ -85,7 +80,7 @@ impl NetWorker for NetThread {
             return Ok(Box::new(|| {}));
         }
         change.clear_sockets(self.keeper.as_deref())?;
-        let mut running = self.running();
+        let mut running = sys::lock(&self.running);
         let running = match &mut *running {
             Some(running) => running,
             none => {
@@ -118,7 +113,7 @@ impl NetWorker for NetThread {
     }
 
     fn settle(&self) {
-        if let Some(running) = &*self.running() {
+        if let Some(running) = &*sys::lock(&self.running) {
             running.orders.ask(|_| ());
         }
     }
@@ -129,7 +124,7 @@ impl NetWorker for NetThread {
     }
 
     fn networks(&self) -> Vec<NetworkStatus> {
-        let running = self.running();
+        let running = sys::lock(&self.running);
         let networks = running
             .as_ref()
             .and_then(|running| running.orders.ask(|fabric| fabric.networks()));
@@ -166,7 +161,7 @@ impl NetWorker for NetThread {
     }
 
     fn stop(&self) {
-        let Some(running) = self.running().take() else {
+        let Some(running) = sys::lock(&self.running).take() else {
             return;
         };
         running.orders.ask(NetFabric::stop);
@@ -363,7 +358,7 @@ mod tests {
         let commit = net.prepare(NetChange::between(&lan, &dmz)).unwrap();
         // What waits for its turn has it only when all of the change is made.
         let (seen, wait) = channel();
-        let running = net.running();
+        let running = sys::lock(&net.running);
         let orders = running.as_ref().unwrap().orders.clone();
         orders.order(move |fabric| seen.send(fabric.networks()).unwrap());
         drop(running);

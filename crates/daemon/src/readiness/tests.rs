@@ -49,7 +49,7 @@ fn an_agent_that_does_not_finish_its_hello_is_hung_up_on_in_time() {
             }
             // What was hung up on has left nothing behind. The task may be one turn behind the end that was seen.
             tokio::task::yield_now().await;
-            assert!(readiness.agents().by_vm.is_empty());
+            assert!(sys::lock(&readiness.agents).by_vm.is_empty());
         });
 }
 
@@ -150,7 +150,7 @@ async fn programs_of_a_hybrid_guest_that_call_without_end_do_not_keep_its_agent_
         others.push(program);
         tokio::task::yield_now().await;
     }
-    let greeted = |vm: &str| readiness.agents().by_vm[vm].greetings.len();
+    let greeted = |vm: &str| sys::lock(&readiness.agents).by_vm[vm].greetings.len();
     assert!(greeted("fc") <= MAX_GREETED_OF_HYBRID_VM);
     answer_as_vmm(&mut trial).await;
     while readiness.agent("fc").is_none() {

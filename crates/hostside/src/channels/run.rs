@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use device::connect_to;
@@ -204,7 +204,7 @@ async fn write(device: &Device, file: &SharedFile, purpose: &Purpose, counts: &C
         let file = file.clone();
         let append = move || {
             // Nothing panics while it holds the lock.
-            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut file = sys::lock(&file);
             file.append(&bytes)
         };
         let Ok(appended) = tokio::task::spawn_blocking(append).await else {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Counts permits that have been given and not yet dropped.
 #[derive(Debug, Clone, Default)]
@@ -42,7 +42,7 @@ pub(crate) struct Counters(Mutex<HashMap<String, Counter>>);
 impl Counters {
     /// A permit for a VM, by its full name, if fewer than `limit` of its own are out.
     pub(crate) fn take(&self, vm: &str, limit: u32) -> Option<Permit> {
-        let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counters = sys::lock(&self.0);
         if let Some(counter) = counters.get(vm) {
             return counter.take(limit);
         }

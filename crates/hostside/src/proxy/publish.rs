@@ -16,7 +16,7 @@ use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -174,7 +174,7 @@ impl Published {
         &self,
         publishes: Vec<Publish>,
     ) -> Result<PreparedPublishes, PublishError> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = sys::lock(&self.open);
         // Before they listen: a guest that connects then waits to be accepted, and is taken for a caller from outside when the port is published.
         let expected = self.shared.expect(&publishes);
         let prepared = publishes.into_iter().map(|publish| {
@@ -194,7 +194,7 @@ impl Published {
     /// Publishes these ports and no others. One that was published at the same place goes on listening, and its connections go on.
     pub(crate) fn set(&self, prepared: PreparedPublishes) {
         let PreparedPublishes(prepared, expected) = prepared;
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = sys::lock(&self.open);
         let mut old = std::mem::take(&mut *open);
         for (publish, listener) in prepared {
             let at = old
@@ -234,10 +234,7 @@ impl Published {
 
     /// Closes them all.
     pub(crate) fn close(&self) {
-        self.open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        sys::lock(&self.open).clear();
     }
 
     fn open(&self, publish: Publish, (listener, kept, file): Bound) -> Open {

@@ -1,7 +1,7 @@
 //! What the limits of rules leave to circuits beyond the host. Circuits to guests and services are the switch's to count.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use policy::{Address, RuleId, RuleLimit, RuleUse};
 use runtime::rate;
@@ -63,16 +63,12 @@ impl Rules {
         }))
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A share for one more circuit.
     ///
     /// # Errors
     /// The limit that stands against it.
     pub(crate) fn admit(self: &Arc<Self>, from: &Address, to: Place) -> Result<Share, RuleLimit> {
-        let (mut table, now) = (self.table(), rate::now());
+        let (mut table, now) = (sys::lock(&self.0), rate::now());
         let rule = rule_for(&table.in_force, from, &to);
         if let Some(used) = table.used(rule) {
             used.admits(now)?;
@@ -96,7 +92,7 @@ impl Rules {
     /// Counts every circuit for the rule that allows it from now on; one that no rule allows any more goes on uncounted. What is left of a limit that
     /// stays as it is stays left. A limit that is lowered ends no circuit.
     pub(crate) fn set(&self, in_force: InForce) {
-        let mut table = self.table();
+        let mut table = sys::lock(&self.0);
         let table = &mut *table;
         let places = table.in_force.policy.places_in(&in_force.policy);
         let old = std::mem::take(&mut table.uses);
@@ -127,7 +123,7 @@ impl Table {
 impl Counted {
     /// What the rule makes of this, if there is one.
     fn with_use<T>(&self, make: impl FnOnce(&mut RuleUse) -> Option<T>) -> Option<T> {
-        let mut table = self.rules.table();
+        let mut table = sys::lock(&self.rules.0);
         let rule = table.circuits.get(self.key)?.rule;
         make(table.used(rule)?)
     }
@@ -166,7 +162,7 @@ impl Share {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        let mut table = self.rules.table();
+        let mut table = sys::lock(&self.rules.0);
         let rule = table
             .circuits
             .try_remove(self.key)

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use config::{Hosts, Publish, Service};
@@ -188,7 +188,7 @@ impl Shared {
 
     /// Replaces the services. One that keeps its number keeps the count of its connections.
     pub(crate) fn set_services(&self, services: Vec<(ServiceId, Service)>) {
-        let mut offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut offered = sys::lock(&self.services);
         let mut old = std::mem::take(&mut *offered);
         *offered = services
             .into_iter()
@@ -248,7 +248,7 @@ impl Shared {
     }
 
     fn service(&self, id: ServiceId, vm: &Address) -> Option<(Arc<Service>, Result<Room, Reason>)> {
-        let offered = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let offered = sys::lock(&self.services);
         let offer = offered.get(&id)?;
         let room = offer
             .connections

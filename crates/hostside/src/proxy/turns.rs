@@ -1,7 +1,7 @@
 //! Whose turn it is to have a thread do what blocks, so that no VM takes the threads of others.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use config::MAX_VMS;
@@ -70,7 +70,7 @@ impl Turns {
     }
 
     fn of_vm(&self, vm: &str) -> Arc<TurnsOfVm> {
-        let mut all = self.by_vm.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = sys::lock(&self.by_vm);
         // An unused entry is made anew when it is needed: the table never outgrows the VMs that exist.
         all.retain(|_, turns| Arc::strong_count(turns) > 1);
         let new = || TurnsOfVm {

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use config::listeners::Spoken;
@@ -117,12 +117,12 @@ impl Default for Last {
 impl Last {
     /// Something moves.
     pub(crate) fn touch(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *sys::lock(&self.0) = Instant::now();
     }
 
     /// When it was.
     pub(crate) fn get(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *sys::lock(&self.0)
     }
 
     /// Ends when nothing has moved for that long.

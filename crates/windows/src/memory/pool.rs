@@ -24,7 +24,7 @@ impl WindowPool for Windows {
         let party = Party::Vm(vm.to_owned());
         let missing: Vec<(WindowId, Arc<WindowFile>)>;
         let monitor = {
-            let mut state = self.state();
+            let mut state = sys::lock(&self.state);
             let Some(of) = state.vms.get_mut(vm) else {
                 return;
             };
@@ -49,7 +49,7 @@ impl WindowPool for Windows {
     fn seen(&self, vm: &str, uuid: WindowId, len: u64) -> bool {
         let party = Party::Vm(vm.to_owned());
         let to_clean = {
-            let mut state = self.state();
+            let mut state = sys::lock(&self.state);
             let window = state.windows.get_mut(&uuid);
             let is_its_own = |window: &&mut Window| {
                 window.standing.has(&party) && window.file.device_len() == len
@@ -66,7 +66,7 @@ impl WindowPool for Windows {
 
     fn gone(&self, vm: &str) {
         let party = Party::Vm(vm.to_owned());
-        let mut state = self.state();
+        let mut state = sys::lock(&self.state);
         if let Some(of) = state.vms.get_mut(vm) {
             of.is_here = false;
             of.can_be_added_to = false;
@@ -84,7 +84,7 @@ impl WindowPool for Windows {
         let deadline = Instant::now() + SHOWN_WITHIN;
         let mut has_added = false;
         loop {
-            let state = self.state();
+            let state = sys::lock(&self.state);
             let found = state.find(pair, self.uid)?;
             if let Some(uuid) = found {
                 return self.lend(state, uuid, pair, kind, max_ring);
@@ -109,7 +109,7 @@ impl WindowPool for Windows {
 
     fn released(&self, uuid: WindowId, generation: u64, by: &Party) -> bool {
         let (is_believed, to_clean) = {
-            let mut state = self.state();
+            let mut state = sys::lock(&self.state);
             let Some(window) = state.windows.get_mut(&uuid) else {
                 return false;
             };
@@ -121,20 +121,20 @@ impl WindowPool for Windows {
     }
 
     fn quarantine(&self, uuid: WindowId, generation: u64, by: &Party) {
-        if let Some(window) = self.state().windows.get_mut(&uuid) {
+        if let Some(window) = sys::lock(&self.state).windows.get_mut(&uuid) {
             window.standing.be_late(generation, by);
         }
     }
 
     fn file(&self, uuid: WindowId) -> io::Result<OwnedFd> {
-        match self.state().windows.get(&uuid) {
+        match sys::lock(&self.state).windows.get(&uuid) {
             Some(window) => window.file.descriptor(),
             None => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
     fn list(&self) -> Vec<WindowStatus> {
-        let state = self.state();
+        let state = sys::lock(&self.state);
         let status = |(uuid, window): (&WindowId, &Window)| WindowStatus {
             uuid: *uuid,
             owners: window.owners.clone(),
@@ -236,7 +236,7 @@ impl Windows {
     fn clean(&self, uuid: WindowId, file: Option<Arc<WindowFile>>) {
         if let Some(file) = file {
             let renewed = file.renew();
-            if let Some(window) = self.state().windows.get_mut(&uuid) {
+            if let Some(window) = sys::lock(&self.state).windows.get_mut(&uuid) {
                 window.is_being_cleaned = false;
                 window.is_broken = renewed.is_err();
                 if renewed.is_ok() {
@@ -257,8 +257,7 @@ impl Windows {
         let Some(observer) = self.observer.get() else {
             return;
         };
-        let vms = self
-            .state()
+        let vms = sys::lock(&self.state)
             .windows
             .get(&uuid)
             .map(|window| match &window.owners {
@@ -353,7 +352,7 @@ impl Windows {
     fn add_between(&self, a: &str, b: &str) -> Result<(), NoWindow> {
         let uuid = new_uuid();
         let (file, monitors) = {
-            let mut state = self.state();
+            let mut state = sys::lock(&self.state);
             let monitors = state.room_between(a, b)?;
             // It found both a moment ago.
             let wanted = state.vms[a].spec.len.min(state.vms[b].spec.len);
@@ -385,7 +384,7 @@ impl Windows {
             if let Some(Err(error)) = prepared.then(|| of_a.errand(remove)) {
                 tracing::warn!(vm = a, %error, "QEMU keeps memory that has no device");
             }
-            self.state().windows.remove(&uuid);
+            sys::lock(&self.state).windows.remove(&uuid);
             return Err(NoWindow::Failed);
         }
         let plugged = of_a.errand(|qmp| qmp.add_device(&uuid.to_string(), of_a.ports));
@@ -405,7 +404,7 @@ impl Windows {
     fn noted(&self, vm: &str, done: Result<(), QmpError>) -> bool {
         if let Err(error) = &done {
             tracing::warn!(vm, %error, "cannot add windows: circuits are streams until the VM's agent connects again");
-            if let Some(of) = self.state().vms.get_mut(vm) {
+            if let Some(of) = sys::lock(&self.state).vms.get_mut(vm) {
                 of.can_be_added_to = false;
             }
         }
@@ -435,7 +434,7 @@ impl Monitor {
         errand: impl FnOnce(&mut Qmp) -> Result<(), QmpError>,
     ) -> Result<(), QmpError> {
         // Nothing of ours depends on it.
-        let _one_client = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_client = sys::lock(&self.lock);
         errand(&mut Qmp::connect(&self.path)?)
     }
 }

@@ -22,7 +22,7 @@ impl Shared {
     pub(super) fn perform(self: &Arc<Self>, effect: Effect) -> Option<BoardEvent> {
         match effect {
             Effect::Tell { vm, words } => {
-                let mut state = self.state();
+                let mut state = sys::lock(&self.state);
                 let session = state.sessions.get_mut(&vm);
                 if session.is_some_and(|session| !session.say(words)) {
                     tracing::warn!(
@@ -33,7 +33,7 @@ impl Shared {
             }
             Effect::Settle { vm, circuit } => {
                 let asked = {
-                    let state = self.state();
+                    let state = sys::lock(&self.state);
                     let session = state.sessions.get(&vm);
                     session.is_some_and(|session| session.settle(circuit))
                 };
@@ -76,7 +76,7 @@ impl Shared {
                 self.with_pool(move |pool| pool.quarantine(uuid, generation, &by));
             }
             Effect::EndLease { ticket } => {
-                if let Some(lease) = self.state().leases.get(&ticket) {
+                if let Some(lease) = sys::lock(&self.state).leases.get(&ticket) {
                     // The program sees it, and we still see when it closes its end.
                     let _ = rustix::net::shutdown(lease, rustix::net::Shutdown::Write);
                 }
@@ -108,7 +108,7 @@ impl Shared {
             Pair::Host { vm, .. } => vec![vm.clone()],
             Pair::Vms { a, b } => vec![a.clone(), b.clone()],
         };
-        if !self.state().begin_to_take(&vms) {
+        if !sys::lock(&self.state).begin_to_take(&vms) {
             return Some(Box::new(move |board| {
                 board.taken(circuit, Err(NoWindow::Busy), true)
             }));
@@ -128,14 +128,14 @@ impl Shared {
                 taker.apply(|board| board.taken(circuit, taken, is_open));
                 // Unless a program of the host has it by now, none gets it.
                 if let Some(key) = key {
-                    taker.state().files.remove(&key);
+                    sys::lock(&taker.state).files.remove(&key);
                 }
             });
             if let Some(taken) = taken {
                 // It fails only when the daemon ends.
                 let _ = taken.await;
             }
-            shared.state().end_to_take(&vms);
+            sys::lock(&shared.state).end_to_take(&vms);
         });
         None
     }
@@ -153,7 +153,7 @@ impl Shared {
             match pool.file(lent.uuid) {
                 Ok(file) => {
                     let key = (lent.uuid, lent.generation);
-                    self.state().files.insert(key, file);
+                    sys::lock(&self.state).files.insert(key, file);
                 }
                 Err(error) => {
                     tracing::warn!(window = %lent.uuid, %error, "a window's file cannot be had");
@@ -172,13 +172,15 @@ impl Shared {
         let lease_ended = move || -> Option<BoardEvent> {
             Some(Box::new(move |board| board.lease_ended(ticket)))
         };
-        let delivery = self.state().deliveries.remove(&ticket);
+        let delivery = sys::lock(&self.state).deliveries.remove(&ticket);
         match (outcome, delivery) {
             (Outcome::Stream { from }, Some(delivery)) => {
                 delivery.send(Answer::Stream { from }, |stream| vec![stream]);
             }
             (Outcome::Circuit { lent, side, from }, Some(delivery)) => {
-                let file = self.state().files.remove(&(lent.uuid, lent.generation));
+                let file = sys::lock(&self.state)
+                    .files
+                    .remove(&(lent.uuid, lent.generation));
                 let Some((file, lease)) = file.zip(self.lease(ticket)) else {
                     // The program sees the end of its connection, and the other side a reset.
                     return lease_ended();
@@ -196,7 +198,9 @@ impl Shared {
                 delivery.send(answer, |stream| vec![file, stream, lease]);
             }
             (Outcome::Circuit { lent, .. }, None) => {
-                self.state().files.remove(&(lent.uuid, lent.generation));
+                sys::lock(&self.state)
+                    .files
+                    .remove(&(lent.uuid, lent.generation));
                 return lease_ended();
             }
             (Outcome::Stream { .. }, None) => {}
@@ -217,11 +221,11 @@ impl Shared {
             }
         };
         let ours = Arc::new(ours);
-        self.state().leases.insert(ticket, ours.clone());
+        sys::lock(&self.state).leases.insert(ticket, ours.clone());
         let shared = self.clone();
         self.spawn(async move {
             end_of(&ours).await;
-            shared.state().leases.remove(&ticket);
+            sys::lock(&shared.state).leases.remove(&ticket);
             shared.apply(|board| board.lease_ended(ticket));
         });
         Some(theirs)

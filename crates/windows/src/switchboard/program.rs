@@ -277,7 +277,7 @@ async fn connect(
     let permit = sender.reserve_owned().await.map_err(|_| starting())?;
     let ticket = shared.ticket();
     {
-        let mut state = shared.state();
+        let mut state = sys::lock(&shared.state);
         state.board.host_dials(ticket, program.uid, kind, ring);
         let delivery = Delivery {
             stream: theirs,
@@ -302,7 +302,7 @@ async fn connect(
     let circuit = match timeout(CALL_TIMEOUT, answered).await {
         Ok(Ok(Ok(circuit))) => circuit,
         other => {
-            let mut state = shared.state();
+            let mut state = sys::lock(&shared.state);
             state.board.host_gave_up(ticket);
             state.deliveries.remove(&ticket);
             return Err(match other {
@@ -345,15 +345,18 @@ struct Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        self.shared.state().listeners.remove(&self.key);
+        sys::lock(&self.shared.state).listeners.remove(&self.key);
         let (port, vm) = self.key.clone();
         let plane = self.shared.plane();
         if let Some(runtime) = self.shared.runtime.get() {
             let shared = self.shared.clone();
             runtime.spawn_blocking(move || {
                 // Another program may listen there by now.
-                let is_free =
-                    |shared: &Shared| !shared.state().listeners.contains_key(&(port, vm.clone()));
+                let is_free = |shared: &Shared| {
+                    !sys::lock(&shared.state)
+                        .listeners
+                        .contains_key(&(port, vm.clone()))
+                };
                 if let Some(plane) = plane.filter(|_| is_free(&shared)) {
                     plane.set_listening(port, vm.clone(), false);
                     if !is_free(&shared) {
@@ -398,7 +401,7 @@ async fn register(
     let (sender, calls) = mpsc::channel(MAX_BACKLOG);
     let key = (port, vm.clone());
     {
-        let mut state = shared.state();
+        let mut state = sys::lock(&shared.state);
         if state.listeners.contains_key(&key) {
             let words = format!("another program listens at port {port} already");
             return Err(refusal(ErrorCode::Refused, words));
@@ -452,7 +455,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
     let vm = call.vm.full_name();
     let ticket = shared.ticket();
     let (ours, uid, wish) = {
-        let mut state = shared.state();
+        let mut state = sys::lock(&shared.state);
         let mut keys = [Some(vm.clone()), None]
             .map(|of| (call.port, of))
             .into_iter();

@@ -93,7 +93,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
     let (say, said) = mpsc::channel(MAX_WAITING_LINES);
     let (settle, questions) = mpsc::channel(MAX_QUESTIONS);
     {
-        let mut state = shared.state();
+        let mut state = sys::lock(&shared.state);
         if state.sessions.contains_key(&vm) {
             // The one before is about to end, if there is one agent only; it calls again.
             return call.reply.failed(Reason::BacklogFull);
@@ -107,7 +107,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
         Ok(pair) => pair,
         Err(error) => {
             tracing::warn!(vm, %error, "cannot answer a guest's agent");
-            shared.state().sessions.remove(&vm);
+            sys::lock(&shared.state).sessions.remove(&vm);
             return call.reply.failed(Reason::HostFailed);
         }
     };
@@ -144,7 +144,7 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
             let _ = done.await;
         }
         // Only now may the next one begin: the pool gets one after the other.
-        shared.state().sessions.remove(&vm);
+        sys::lock(&shared.state).sessions.remove(&vm);
     });
 }
 
@@ -226,14 +226,14 @@ impl Session {
             }
             _ => return Err(io::Error::other("expected HELLO as the first line")),
         }
-        if let Some(session) = self.shared.state().sessions.get_mut(&self.vm) {
+        if let Some(session) = sys::lock(&self.shared.state).sessions.get_mut(&self.vm) {
             session.say(FromDaemon::Welcome { version: VERSION });
         }
         let vm = self.vm.clone();
         self.arrival = self.shared.with_pool(move |pool| pool.arrived(&vm));
         self.arrived().await;
         // From here on its lines are read without delay, and may be waited for.
-        self.shared.state().board.session_began(&self.vm);
+        sys::lock(&self.shared.state).board.session_began(&self.vm);
         Ok(())
     }
 
@@ -271,17 +271,19 @@ impl Session {
                 })
                 .await;
             }
-            FromAgent::Listen { port } => shared.state().board.listen(&vm, port, true),
-            FromAgent::Unlisten { port } => shared.state().board.listen(&vm, port, false),
+            FromAgent::Listen { port } => sys::lock(&shared.state).board.listen(&vm, port, true),
+            FromAgent::Unlisten { port } => sys::lock(&shared.state).board.listen(&vm, port, false),
             FromAgent::Dial {
                 id,
                 port,
                 kind,
                 ring,
-            } => shared.state().board.dial(&vm, id, port, kind, ring),
+            } => sys::lock(&shared.state)
+                .board
+                .dial(&vm, id, port, kind, ring),
             FromAgent::GiveUp { id } => shared.apply(|board| board.gave_up(&vm, id)),
             FromAgent::Dialled { id, cid, port } => {
-                let local = shared.state().board.port_of_dial(&vm, id);
+                let local = sys::lock(&shared.state).board.port_of_dial(&vm, id);
                 let found = match local {
                     Some(local) => self.find(local, (cid, port)).await,
                     None => None,

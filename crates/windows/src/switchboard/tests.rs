@@ -20,7 +20,9 @@ fn what_the_board_says_is_done_in_its_order_whoever_tells_it() {
     let (say, mut said) = mpsc::channel((2 * EVENTS * WORDS) as usize);
     let (settle, _questions) = mpsc::channel(1);
     let session = SessionHandle::new(say, settle);
-    shared.state().sessions.insert("web".to_owned(), session);
+    sys::lock(&shared.state)
+        .sessions
+        .insert("web".to_owned(), session);
     let next = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..2 {

@@ -5,7 +5,7 @@
 //! ports below 1024 are for such: otherwise one program could lead the next call of another astray.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use device::{Connected, Reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -41,12 +41,7 @@ pub(crate) struct Expected {
     outcome: oneshot::Sender<socks::Reply>,
 }
 
-impl Announced {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Expected>> {
-        // Nothing panics while it holds the lock.
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Announced {}
 
 /// Takes back an announcement when it is dropped, if its call has not come.
 struct Announcing<'a> {
@@ -57,7 +52,7 @@ struct Announcing<'a> {
 
 impl Drop for Announcing<'_> {
     fn drop(&mut self) {
-        let mut calls = self.announced.lock();
+        let mut calls = sys::lock(&self.announced.calls);
         let expected = calls.get(&self.key);
         if expected.is_some_and(|call| Arc::ptr_eq(&call.announcement, &self.announcement)) {
             calls.remove(&self.key);
@@ -76,7 +71,7 @@ impl Guest {
             return None;
         }
         let key = self.key(self.source_port);
-        self.shared.announced.lock().remove(&key)
+        sys::lock(&self.shared.announced.calls).remove(&key)
     }
 
     /// Expects a call, and says what has become of it.
@@ -120,7 +115,7 @@ impl Guest {
         let key = self.key(port);
         let announced = &self.shared.announced;
         {
-            let mut calls = announced.lock();
+            let mut calls = sys::lock(&announced.calls);
             if calls.contains_key(&key) {
                 return Ok(socks::Reply::GeneralFailure);
             }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use device::{CallAnswer, PublishedTo};
@@ -150,7 +150,7 @@ impl Session {
             }
         }
         drop(kept);
-        match *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) {
+        match *sys::lock(&self.refusal) {
             Some(reason) => log_refusal(&self.publish, &reason),
             None => {
                 tracing::debug!(name = self.publish.name, peer = %self.peer, "the guest takes no datagrams");
@@ -174,7 +174,7 @@ impl Session {
         let (mut from_guest, mut to_guest) = datagram::halves(ours, socket_type)?;
         let refusal = Arc::clone(&self.refusal);
         let answer = CallAnswer::new(move |result| {
-            let mut last = refusal.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = sys::lock(&refusal);
             *last = result.err();
         });
         let outgoing = Outgoing {

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::MutexGuard;
 use std::thread::{self, JoinHandle};
 
 use serde_json::{Value, json};
