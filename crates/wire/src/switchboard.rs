@@ -21,6 +21,9 @@ use std::fmt;
 
 use crate::directory::{self, Line};
 
+#[macro_use]
+mod messages;
+
 pub mod link;
 pub mod program;
 pub mod window;
@@ -365,28 +368,39 @@ impl<'a> Fields<'a> {
         })
     }
 
-    fn id(&mut self) -> Result<u64, LineError> {
-        self.take("id", "a number", number)
+    fn number<T: std::str::FromStr>(&mut self, key: &'static str) -> Result<T, LineError> {
+        self.take(key, "a number", number)
     }
 
-    fn kind(&mut self) -> Result<Kind, LineError> {
-        self.take("kind", Kind::EXPECTED, Kind::parse)
+    fn cid(&mut self, key: &'static str) -> Result<u32, LineError> {
+        self.take(key, "a CID", number)
     }
 
-    fn side(&mut self) -> Result<Side, LineError> {
-        self.take("side", Side::EXPECTED, Side::parse)
+    fn kind(&mut self, key: &'static str) -> Result<Kind, LineError> {
+        self.take(key, Kind::EXPECTED, Kind::parse)
     }
 
-    fn ring(&mut self) -> Result<u64, LineError> {
-        self.take("ring", "a power of two from 4096 to 1073741824", |text| {
+    fn side(&mut self, key: &'static str) -> Result<Side, LineError> {
+        self.take(key, Side::EXPECTED, Side::parse)
+    }
+
+    fn ring(&mut self, key: &'static str) -> Result<u64, LineError> {
+        self.take(key, "a power of two from 4096 to 1073741824", |text| {
             number(text).filter(|len: &u64| {
                 len.is_power_of_two() && (MIN_RING_LEN..=MAX_RING_LEN).contains(len)
             })
         })
     }
 
-    fn generation(&mut self) -> Result<u64, LineError> {
-        self.take("generation", "a number from 1 to 2^56 - 1", |text| {
+    fn page(&mut self, key: &'static str) -> Result<u64, LineError> {
+        self.take(key, "a power of two from 4096 to 1073741824", |text| {
+            number(text)
+                .filter(|len: &u64| len.is_power_of_two() && (4096..=MAX_PAGE_LEN).contains(len))
+        })
+    }
+
+    fn generation(&mut self, key: &'static str) -> Result<u64, LineError> {
+        self.take(key, "a number from 1 to 2^56 - 1", |text| {
             number(text).filter(|generation| (1..=MAX_GENERATION).contains(generation))
         })
     }

@@ -24,9 +24,7 @@
 //! Numbers (`id`) are the agent's own, one for each call, and never used twice in a session. Whatever the daemon decides it decides from the circuit that it carries itself: an agent that
 //! says other ports than those of a live circuit gets no window for it.
 
-use std::fmt;
-
-use super::{Fields, Hex16, Kind, LineError, Place, Side, number};
+use super::{Hex16, Kind, Place, Side};
 
 /// The port of CID 2 where the daemon talks with agents about circuits.
 pub const PORT: u32 = 1005;
@@ -34,234 +32,64 @@ pub const PORT: u32 = 1005;
 /// What is spoken here.
 pub const VERSION: u32 = 1;
 
-/// What an agent says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // The fields are those of the lines above.
-pub enum FromAgent {
-    /// The first line.
-    Hello { version: u32 },
-    /// A device that is not mapped.
-    Window { uuid: Hex16, len: u64 },
-    /// A program takes circuits at this port.
-    Listen { port: u32 },
-    /// It does no more.
-    Unlisten { port: u32 },
-    /// A call is about to be made.
-    Dial {
-        id: u64,
-        port: u32,
-        kind: Kind,
-        ring: u64,
-    },
-    /// The call was taken.
-    Dialled { id: u64, cid: u32, port: u32 },
-    /// The call came to nothing.
-    GiveUp { id: u64 },
-    /// A call was taken for a program.
-    Accepted {
-        id: u64,
-        cid: u32,
-        port: u32,
-        local: u32,
-        kind: Kind,
-        ring: u64,
-    },
-    /// No process in the guest has the window mapped.
-    Released { uuid: Hex16, generation: u64 },
-}
-
-impl FromAgent {
-    /// Reads a line without its end.
-    pub fn parse(line: &[u8]) -> Result<FromAgent, LineError> {
-        let mut fields = Fields::parse(line)?;
-        let said = match fields.verb {
-            "HELLO" => FromAgent::Hello {
-                version: fields.take("version", "a number", number)?,
-            },
-            "WINDOW" => FromAgent::Window {
-                uuid: fields.hex("uuid")?,
-                len: fields.take("len", "a number", number)?,
-            },
-            "LISTEN" => FromAgent::Listen {
-                port: fields.port("port")?,
-            },
-            "UNLISTEN" => FromAgent::Unlisten {
-                port: fields.port("port")?,
-            },
-            "DIAL" => FromAgent::Dial {
-                id: fields.id()?,
-                port: fields.port("port")?,
-                kind: fields.kind()?,
-                ring: fields.ring()?,
-            },
-            "DIALLED" => FromAgent::Dialled {
-                id: fields.id()?,
-                cid: fields.take("cid", "a CID", number)?,
-                port: fields.port("port")?,
-            },
-            "GIVEUP" => FromAgent::GiveUp { id: fields.id()? },
-            "ACCEPTED" => FromAgent::Accepted {
-                id: fields.id()?,
-                cid: fields.take("cid", "a CID", number)?,
-                port: fields.port("port")?,
-                local: fields.port("local")?,
-                kind: fields.kind()?,
-                ring: fields.ring()?,
-            },
-            "RELEASED" => FromAgent::Released {
-                uuid: fields.hex("uuid")?,
-                generation: fields.generation()?,
-            },
-            _ => {
-                return Err(LineError::Verb {
-                    expected: "HELLO, WINDOW, LISTEN, UNLISTEN, DIAL, DIALLED, GIVEUP, ACCEPTED or RELEASED",
-                });
-            }
-        };
-        fields.end()?;
-        Ok(said)
+messages! {
+    /// What an agent says.
+    pub enum FromAgent, one of "HELLO, WINDOW, LISTEN, UNLISTEN, DIAL, DIALLED, GIVEUP, ACCEPTED or RELEASED" {
+        /// The first line.
+        "HELLO" = Hello { version: u32 = number },
+        /// A device that is not mapped.
+        "WINDOW" = Window { uuid: Hex16 = hex, len: u64 = number },
+        /// A program takes circuits at this port.
+        "LISTEN" = Listen { port: u32 = port },
+        /// It does no more.
+        "UNLISTEN" = Unlisten { port: u32 = port },
+        /// A call is about to be made.
+        "DIAL" = Dial { id: u64 = number, port: u32 = port, kind: Kind = kind, ring: u64 = ring },
+        /// The call was taken.
+        "DIALLED" = Dialled { id: u64 = number, cid: u32 = cid, port: u32 = port },
+        /// The call came to nothing.
+        "GIVEUP" = GiveUp { id: u64 = number },
+        /// A call was taken for a program.
+        "ACCEPTED" = Accepted {
+            id: u64 = number, cid: u32 = cid, port: u32 = port, local: u32 = port, kind: Kind = kind, ring: u64 = ring
+        },
+        /// No process in the guest has the window mapped.
+        "RELEASED" = Released { uuid: Hex16 = hex, generation: u64 = generation },
     }
 }
 
-impl fmt::Display for FromAgent {
-    /// The line, with its end.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FromAgent::Hello { version } => writeln!(formatter, "HELLO version={version}"),
-            FromAgent::Window { uuid, len } => writeln!(formatter, "WINDOW uuid={uuid} len={len}"),
-            FromAgent::Listen { port } => writeln!(formatter, "LISTEN port={port}"),
-            FromAgent::Unlisten { port } => writeln!(formatter, "UNLISTEN port={port}"),
-            FromAgent::Dial {
-                id,
-                port,
-                kind,
-                ring,
-            } => {
-                writeln!(
-                    formatter,
-                    "DIAL id={id} port={port} kind={kind} ring={ring}"
-                )
-            }
-            FromAgent::Dialled { id, cid, port } => {
-                writeln!(formatter, "DIALLED id={id} cid={cid} port={port}")
-            }
-            FromAgent::GiveUp { id } => writeln!(formatter, "GIVEUP id={id}"),
-            FromAgent::Accepted {
-                id,
-                cid,
-                port,
-                local,
-                kind,
-                ring,
-            } => writeln!(
-                formatter,
-                "ACCEPTED id={id} cid={cid} port={port} local={local} kind={kind} ring={ring}"
-            ),
-            FromAgent::Released { uuid, generation } => {
-                writeln!(formatter, "RELEASED uuid={uuid} generation={generation}")
-            }
-        }
+messages! {
+    /// What the daemon says.
+    pub enum FromDaemon, one of "WELCOME, CIRCUIT, STREAM or REVOKE" {
+        /// The answer to `HELLO`.
+        "WELCOME" = Welcome { version: u32 = number },
+        /// The call gets this window.
+        "CIRCUIT" = Circuit(circuit: Circuit),
+        /// The call gets none.
+        "STREAM" = Stream { id: u64 = number, peer: Place = place },
+        /// The window is to be taken away.
+        "REVOKE" = Revoke { uuid: Hex16 = hex, generation: u64 = generation },
     }
 }
 
-/// What the daemon says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(missing_docs)] // The fields are those of the lines above.
-pub enum FromDaemon {
-    /// The answer to `HELLO`.
-    Welcome { version: u32 },
-    /// The call gets this window.
-    Circuit(Circuit),
-    /// The call gets none.
-    Stream { id: u64, peer: Place },
-    /// The window is to be taken away.
-    Revoke { uuid: Hex16, generation: u64 },
-}
-
-/// A window for a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Circuit {
-    /// Of the call.
-    pub id: u64,
-    /// The window's name.
-    pub uuid: Hex16,
-    /// Which life of the window this is.
-    pub generation: u64,
-    /// Random, other in each life.
-    pub nonce: Hex16,
-    /// The length of each ring in bytes.
-    pub ring: u64,
-    /// What is in the rings.
-    pub kind: Kind,
-    /// Which side the guest's program is.
-    pub side: Side,
-    /// Who is at the other side, by the name that this guest may know.
-    pub peer: Place,
-}
-
-impl FromDaemon {
-    /// Reads a line without its end.
-    pub fn parse(line: &[u8]) -> Result<FromDaemon, LineError> {
-        let mut fields = Fields::parse(line)?;
-        let said = match fields.verb {
-            "WELCOME" => FromDaemon::Welcome {
-                version: fields.take("version", "a number", number)?,
-            },
-            "CIRCUIT" => FromDaemon::Circuit(Circuit {
-                id: fields.id()?,
-                uuid: fields.hex("uuid")?,
-                generation: fields.generation()?,
-                nonce: fields.hex("nonce")?,
-                ring: fields.ring()?,
-                kind: fields.kind()?,
-                side: fields.side()?,
-                peer: fields.place("peer")?,
-            }),
-            "STREAM" => FromDaemon::Stream {
-                id: fields.id()?,
-                peer: fields.place("peer")?,
-            },
-            "REVOKE" => FromDaemon::Revoke {
-                uuid: fields.hex("uuid")?,
-                generation: fields.generation()?,
-            },
-            _ => {
-                return Err(LineError::Verb {
-                    expected: "WELCOME, CIRCUIT, STREAM or REVOKE",
-                });
-            }
-        };
-        fields.end()?;
-        Ok(said)
-    }
-}
-
-impl fmt::Display for FromDaemon {
-    /// The line, with its end.
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FromDaemon::Welcome { version } => writeln!(formatter, "WELCOME version={version}"),
-            FromDaemon::Circuit(circuit) => {
-                let Circuit {
-                    id,
-                    uuid,
-                    generation,
-                    nonce,
-                    ring,
-                    kind,
-                    side,
-                    peer,
-                } = circuit;
-                write!(
-                    formatter,
-                    "CIRCUIT id={id} uuid={uuid} generation={generation} nonce={nonce} "
-                )?;
-                writeln!(formatter, "ring={ring} kind={kind} side={side} peer={peer}")
-            }
-            FromDaemon::Stream { id, peer } => writeln!(formatter, "STREAM id={id} peer={peer}"),
-            FromDaemon::Revoke { uuid, generation } => {
-                writeln!(formatter, "REVOKE uuid={uuid} generation={generation}")
-            }
-        }
+fields! {
+    /// A window for a call.
+    pub struct Circuit {
+        /// Of the call.
+        id: u64 = number,
+        /// The window's name.
+        uuid: Hex16 = hex,
+        /// Which life of the window this is.
+        generation: u64 = generation,
+        /// Random, other in each life.
+        nonce: Hex16 = hex,
+        /// The length of each ring in bytes.
+        ring: u64 = ring,
+        /// What is in the rings.
+        kind: Kind = kind,
+        /// Which side the guest's program is.
+        side: Side = side,
+        /// Who is at the other side, by the name that this guest may know.
+        peer: Place = place,
     }
 }

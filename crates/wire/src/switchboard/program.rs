@@ -22,9 +22,7 @@
 
 use std::fmt;
 
-use super::{
-    Fields, Hex16, Kind, LineError, MAX_LINE_LEN, MAX_PAGE_LEN, Place, Side, number, split_verb,
-};
+use super::{Fields, Hex16, Kind, LineError, MAX_LINE_LEN, Place, Side, split_verb};
 
 /// Where the switchboard of a guest, or of a host whose daemon is the system's, listens.
 pub const SOCKET: &str = "/run/ringdown/circuit.sock";
@@ -70,13 +68,13 @@ impl Request {
         let request = match fields.verb {
             "CONNECT" => Request::Connect {
                 to: fields.place("to")?,
-                kind: fields.kind()?,
-                ring: fields.ring()?,
+                kind: fields.kind("kind")?,
+                ring: fields.ring("ring")?,
             },
             "LISTEN" => Request::Listen {
                 port: fields.port("port")?,
-                kind: fields.kind()?,
-                ring: fields.ring()?,
+                kind: fields.kind("kind")?,
+                ring: fields.ring("ring")?,
                 vm: fields.take_optional("vm", "the name of a VM", |name| {
                     crate::directory::is_full_name(name).then(|| name.to_owned())
                 })?,
@@ -115,25 +113,26 @@ impl fmt::Display for Request {
     }
 }
 
-/// A zero-copy circuit: what the header of its window says, and where the window is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Circuit {
-    /// Which side the program is.
-    pub side: Side,
-    /// What is in the rings.
-    pub kind: Kind,
-    /// The length of each ring in bytes.
-    pub ring: u64,
-    /// The length of a page of the window in bytes, a power of two: the rings begin at the first one behind the header.
-    pub page: u64,
-    /// Where in its file the window begins, in bytes: at a page.
-    pub offset: u64,
-    /// Which life of the window this is.
-    pub generation: u64,
-    /// Random, other in each life.
-    pub nonce: Hex16,
-    /// Who is at the other side.
-    pub from: Place,
+fields! {
+    /// A zero-copy circuit: what the header of its window says, and where the window is.
+    pub struct Circuit {
+        /// Which side the program is.
+        side: Side = side,
+        /// What is in the rings.
+        kind: Kind = kind,
+        /// The length of each ring in bytes.
+        ring: u64 = ring,
+        /// The length of a page of the window in bytes, a power of two: the rings begin at the first one behind the header.
+        page: u64 = page,
+        /// Where in its file the window begins, in bytes: at a page.
+        offset: u64 = number,
+        /// Which life of the window this is.
+        generation: u64 = generation,
+        /// Random, other in each life.
+        nonce: Hex16 = hex,
+        /// Who is at the other side.
+        from: Place = place,
+    }
 }
 
 /// An answer to a program.
@@ -227,20 +226,7 @@ impl Answer {
             "LISTENING" => Answer::Listening {
                 port: fields.port("port")?,
             },
-            "CIRCUIT" => Answer::Circuit(Circuit {
-                side: fields.side()?,
-                kind: fields.kind()?,
-                ring: fields.ring()?,
-                page: fields.take("page", "a power of two from 4096 to 1073741824", |text| {
-                    number(text).filter(|len: &u64| {
-                        len.is_power_of_two() && (4096..=MAX_PAGE_LEN).contains(len)
-                    })
-                })?,
-                offset: fields.take("offset", "a number", number)?,
-                generation: fields.generation()?,
-                nonce: fields.hex("nonce")?,
-                from: fields.place("from")?,
-            }),
+            "CIRCUIT" => Answer::Circuit(Circuit::take(&mut fields)?),
             "STREAM" => Answer::Stream {
                 from: fields.place("from")?,
             },
@@ -273,26 +259,7 @@ impl fmt::Display for Answer {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Answer::Listening { port } => writeln!(formatter, "LISTENING port={port}"),
-            Answer::Circuit(circuit) => {
-                let Circuit {
-                    side,
-                    kind,
-                    ring,
-                    page,
-                    offset,
-                    generation,
-                    nonce,
-                    from,
-                } = circuit;
-                write!(
-                    formatter,
-                    "CIRCUIT side={side} kind={kind} ring={ring} page={page} offset={offset} "
-                )?;
-                writeln!(
-                    formatter,
-                    "generation={generation} nonce={nonce} from={from}"
-                )
-            }
+            Answer::Circuit(circuit) => writeln!(formatter, "CIRCUIT{circuit}"),
             Answer::Stream { from } => writeln!(formatter, "STREAM from={from}"),
             Answer::Error { code, text } => writeln!(formatter, "ERROR code={code} {text}"),
         }
