@@ -1,7 +1,7 @@
 //! Shares of what there is only so much of: places for operations, memory for messages.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use sys::supervise::{MAX_USERS, UserNumber};
 
@@ -48,7 +48,7 @@ impl Places {
 
     pub(crate) fn take(self: &Arc<Self>, user: UserNumber) -> Option<Place> {
         // Nothing panics while it holds the lock.
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = sys::lock(&self.taken);
         if !may_take(&taken, user, self.count) {
             return None;
         }
@@ -77,7 +77,7 @@ pub(crate) struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let taken = &self.places.taken;
-        let mut taken = taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = sys::lock(&taken);
         taken[self.user.index()] -= 1;
     }
 }

@@ -12,7 +12,7 @@ mod network;
 mod page;
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use api::{NetworkDetails, VmState, VmStatus, WindowsInfo};
 use axum::body::Bytes;
@@ -43,7 +43,7 @@ impl Pages {
     where
         F: Future<Output = Bytes> + Send + 'static,
     {
-        let mut under_way = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut under_way = sys::lock(&self.0);
         // The sender is gone once there is a page, or if making it has panicked.
         if let Some(page) = under_way.as_ref().filter(|page| page.has_changed().is_ok()) {
             return page.clone();

@@ -241,7 +241,7 @@ impl Worker {
         }
         for (vm, serial, channels) in beside {
             if let Some(channels) = channels {
-                self.channels().by_vm.insert(vm.clone(), channels);
+                sys::lock(&self.channels).by_vm.insert(vm.clone(), channels);
             }
             if let Some(line) = serial {
                 // Its guest may have answered before there was a line.

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -150,7 +150,7 @@ impl Keeper {
     }
 
     fn found(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Item>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.found)
     }
 
     fn send(

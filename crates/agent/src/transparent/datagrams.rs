@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
@@ -80,7 +80,7 @@ impl Datagrams {
         protocol: u32,
         user: UserNumber,
     ) -> io::Result<OwnedFd> {
-        let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = sys::lock(&self.process);
         // An address family is a small number, and a user.
         let asked = [family.number() as u8, protocol as u8, user.index() as u8];
         rustix::io::write(&*process, &asked)?;

@@ -5,7 +5,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
@@ -312,11 +312,11 @@ impl Supervisor {
 
     fn sockets(&self) -> MutexGuard<'_, Sockets> {
         // Nothing panics while it holds the lock.
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.sockets)
     }
 
     fn names(&self) -> MutexGuard<'_, Names> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.names)
     }
 }
 

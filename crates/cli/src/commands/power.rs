@@ -402,7 +402,7 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
     let (failures, printed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
     let pending = Mutex::new(vms.iter().map(VmStatus::full_name).collect::<BTreeSet<_>>());
     let say = || {
-        let pending = pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = sys::lock(&pending);
         let names: Vec<&str> = pending.iter().map(String::as_str).collect();
         let left = order.timeout.saturating_sub(QUIET_WAIT).as_secs();
         let (to_do, names) = (order.to_do(), names.join(", "));
@@ -426,7 +426,7 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
                 *printed = result;
             }
         }
-        let mut pending = pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = sys::lock(&pending);
         pending.remove(&vm.full_name());
     };
     say_if_slow(order.timeout, say, || at_once(&vms, most, each));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -275,7 +275,7 @@ impl Writer {
 impl Shared {
     fn sources(&self) -> MutexGuard<'_, HashMap<String, Source>> {
         // Nothing panics while it holds the lock in the middle of a change, so what is inside is whole.
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+        sys::lock(&self.sources)
     }
 
     /// What a caller is counted by: never empty, except for those for whom there is no room.
