@@ -77,7 +77,7 @@ pub(crate) struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let taken = &self.places.taken;
-        let mut taken = sys::lock(&taken);
+        let mut taken = sys::lock(taken);
         taken[self.user.index()] -= 1;
     }
 }

@@ -136,7 +136,7 @@ impl Drop for Frontend {
 /// Puts this in place of what was there, and returns that. It has to be dropped by a thread of the VMM's, and not under the lock, which the worker takes:
 /// to close a VMM's socket is to close all files that it sent and that were not received.
 fn replace(connection: &Connection, stream: Option<UnixStream>) -> Option<UnixStream> {
-    let mut connection = sys::lock(&connection);
+    let mut connection = sys::lock(connection);
     std::mem::replace(&mut *connection, stream)
 }
 
@@ -328,7 +328,7 @@ fn begin(
 }
 
 fn locked(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
-    sys::lock(&session)
+    sys::lock(session)
 }
 
 /// Does what the next message asks, if it enables a ring before there are features; see [`early`].

@@ -44,9 +44,7 @@
 //! The rings' pages are mapped twice in a row, so that a span that goes over a ring's end goes on in the second mapping: every span is contiguous. Where pages
 //! are larger than the ring that cannot be, and spans have two pieces there.
 
-// It is for benches, and no crate of its own: it needs the private fields of a window.
 #[cfg(all(feature = "hostile", not(loom)))]
-#[path = "../../../testkit/bare.rs"]
 pub mod bare;
 mod error;
 #[cfg_attr(loom, allow(dead_code))] // A modelled window has no header.

@@ -125,7 +125,7 @@ fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, questions: &[OwnedFd], names: 
                 continue;
             }
             // Nothing panics while it holds the lock.
-            let lock = || sys::lock(&sockets);
+            let lock = || sys::lock(sockets);
             let end = lock().get_mut(number).and_then(|socket| {
                 let is_asked = socket.peer.is_none_or(|peer| peer.port() == DNS_PORT);
                 match &socket.kind {
@@ -182,7 +182,7 @@ fn answer_asker(socket: &OwnedFd, names: &Mutex<Names>, user: UserNumber) -> nix
         (got.bytes, got.address, got.cmsgs()?.next())
     };
     let answer = {
-        let mut names = sys::lock(&names);
+        let mut names = sys::lock(names);
         dns::answer(&bytes[..len], &mut names, user)
     };
     let from = match &asked {
@@ -206,7 +206,7 @@ fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>, user: UserNumber) -
         .ok_or(io::ErrorKind::InvalidData)?;
     stream.read_exact(bytes)?;
     let answer = {
-        let mut names = sys::lock(&names);
+        let mut names = sys::lock(names);
         dns::answer(bytes, &mut names, user)
     };
     let answer = answer.ok_or(io::ErrorKind::InvalidData)?;
@@ -218,7 +218,7 @@ fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>, user: UserNumber) -
 /// Answers a question, if it is one. As over UDP, an answer for which there is no room is lost.
 pub(crate) fn answer(end: &OwnedFd, question: &[u8], names: &Mutex<Names>, user: UserNumber) {
     let answer = {
-        let mut names = sys::lock(&names);
+        let mut names = sys::lock(names);
         dns::answer(question, &mut names, user)
     };
     if let Some(answer) = answer {

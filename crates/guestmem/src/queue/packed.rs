@@ -334,7 +334,6 @@ impl Packed {
     }
 }
 
-/// Where things are, for both sides.
 /// Fields of a packed ring and their values (virtio 1.2, section 2.8).
 pub mod fields {
     use std::fmt;
