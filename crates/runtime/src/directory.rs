@@ -7,12 +7,13 @@
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use config::directories::lock_file;
 use device::SocketFile;
 use rustix::fs::{Access, FileType, FlockOperation, Stat};
+use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use sys::links::{Entry, file_id};
 
@@ -269,14 +270,11 @@ fn stale_socket(path: &Path) -> Result<Option<(Entry, Stat)>, RuntimeError> {
             path: path.to_owned(),
         });
     }
-    match dial_without_waiting(&address) {
-        // A full backlog means that a process listens, however slowly; so does a socket of another type.
-        Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::PROTOTYPE) => {
-            Err(RuntimeError::InUse {
-                path: path.to_owned(),
-            })
-        }
-        Err(rustix::io::Errno::CONNREFUSED) => Ok(Some((entry, found))),
+    match probe(&address) {
+        Ok(()) | Err(Errno::PROTOTYPE) => Err(RuntimeError::InUse {
+            path: path.to_owned(),
+        }),
+        Err(Errno::CONNREFUSED) => Ok(Some((entry, found))),
         Err(error) => Err(system("cannot tell who listens on", error.into())),
     }
 }
@@ -302,14 +300,12 @@ pub fn listen_privately(path: &Path) -> Result<(UnixListener, SocketFile), Runti
     Ok((listener, file))
 }
 
-/// Dials a socket and hangs up. A plain `connect` would wait for room in a full backlog.
-fn dial_without_waiting(address: &SocketAddrUnix) -> Result<(), rustix::io::Errno> {
+/// Dials a socket with one of another type than listeners have: `EPROTOTYPE` means that a process has it, which does not notice.
+fn probe(address: &SocketAddrUnix) -> Result<(), Errno> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::connect(&socket, address)?;
-    drop(UnixStream::from(socket));
-    Ok(())
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    rustix::net::connect(&socket, address)
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {

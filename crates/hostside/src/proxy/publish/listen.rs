@@ -71,7 +71,7 @@ impl PublishError {
 }
 
 /// Whether the address of a published port can be had now. It is not listened on. Of a UNIX socket it is only seen whether a program listens there,
-/// which is called and hung up on for that.
+/// which does not notice.
 ///
 /// # Errors
 /// As the daemon would say.
