@@ -218,12 +218,12 @@ impl VmState {
     pub fn meaning(self) -> &'static str {
         match self {
             VmState::Waiting => "no VMM is attached to its socket",
-            VmState::Attached => "a VMM is attached, but nothing in its guest answers",
+            VmState::Attached => "a VMM is attached, but nothing in its guest answers yet",
             VmState::Booted => {
-                "the guest has booted, but its ringdown-agent is not there (docs/agent-install.md)"
+                "the guest's kernel runs, but its ringdown-agent has not called: it may still be starting, or not run at all (docs/agent-install.md)"
             }
             VmState::Joined => {
-                "its VMM has a vsock device of its own, and its ringdown-agent is not there (docs/agent-install.md)"
+                "its VMM has a vsock device of its own, and its ringdown-agent has not called: it may still be starting, or not run at all (docs/agent-install.md)"
             }
             VmState::Ready => "its agent is ready",
         }

@@ -392,13 +392,13 @@ fn exec_says_how_far_the_vm_has_come() {
     assert_refused(
         &exec("web"),
         1,
-        "a VMM is attached, but nothing in its guest answers",
+        "a VMM is attached, but nothing in its guest answers yet",
     );
     daemon.worker().set_state("web", true, true);
     assert_refused(
         &exec("web"),
         1,
-        "the guest has booted, but its ringdown-agent is not there",
+        "the guest's kernel runs, but its ringdown-agent has not called: it may still be starting",
     );
 }
 

@@ -106,7 +106,7 @@ fn why_a_caller_is_refused_is_shown() {
         restart_agent(guest);
         eventually("the agent may connect again", || {
             !why().contains("makes no connections")
-                && !why().contains("its ringdown-agent is not there")
+                && !why().contains("its ringdown-agent has not called")
         });
     }
     let log = std::fs::read_to_string(scene.daemon.runtime_directory().join("daemon.log"));

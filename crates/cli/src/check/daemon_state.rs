@@ -147,7 +147,7 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             about,
             found,
             format!(
-                "start ringdown-agent in the guest: docs/agent-install.md, or `ringdown agent install {name} --to root@ADDRESS`"
+                "give the guest time to boot; then start ringdown-agent in it: docs/agent-install.md, or `ringdown agent install {name} --to root@ADDRESS`"
             ),
         ),
     }

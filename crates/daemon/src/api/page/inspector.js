@@ -14,9 +14,9 @@ import { VERDICTS, ageOf, clock, kind, queued, ruleHref, target } from "./tables
 
 const STATES = {
   waiting: "no VMM is attached to its socket",
-  attached: "a VMM is attached, but nothing in its guest answers",
-  booted: "the guest has booted, but its agent is not there",
-  joined: "its VMM has a vsock device of its own, and its agent is not there",
+  attached: "a VMM is attached, but nothing in its guest answers yet",
+  booted: "the guest's kernel runs, but its agent has not called",
+  joined: "its VMM has a vsock device of its own, and its agent has not called",
   ready: "its agent is there",
 };
 

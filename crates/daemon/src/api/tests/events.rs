@@ -205,7 +205,7 @@ fn why_tells_the_rule_the_state_and_what_was_refused() {
     assert_eq!(why("from=web&to=host&port=7000")["hindrances"], json!([]));
     // What keeps the guest's agent from making connections for published ports.
     let of_agent = || why("from=host&to=web&port=1007")["hindrances"].to_string();
-    assert!(of_agent().contains("its ringdown-agent is not there"));
+    assert!(of_agent().contains("its ringdown-agent has not called"));
     let of_place = why("from=host&to=web&place=tcp:80");
     assert_eq!(
         (&of_place["port"], of_place["hindrances"].to_string()),
