@@ -139,7 +139,7 @@ fn a_guest_whose_vmm_ends_does_not_come_back_of_a_reboot() {
     };
     assert!(
         waits.starts_with(
-            "waiting up to 118 s more for VM \"web\" to come back of its reboot: no VMM"
+            "waiting up to 118 s more for VM \"web\" to come back of its reboot: its VMM has left"
         ),
         "{waits}"
     );

@@ -209,6 +209,7 @@ impl Order {
     fn waited_for(&self, now: &VmStatus) -> String {
         let state = match now.state {
             VmState::Ready => "its agent is still there".to_owned(),
+            VmState::Waiting => "its VMM has left, and may connect again".to_owned(),
             _ => now.state_in_words(),
         };
         format!(
@@ -506,6 +507,8 @@ mod tests {
         }
         let asked = order(Power::Reboot, false, 120);
         assert_eq!(asked.force_after(), None);
+        let gone = asked.waited_for(&vm("serial", "waiting", None));
+        assert!(gone.ends_with(": its VMM has left, and may connect again"));
         assert_eq!(
             asked.not_done(Some("reboot")),
             "it has not rebooted within 120 s, though it was asked (reboot); `--force` tells its kernel directly"
