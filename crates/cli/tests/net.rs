@@ -154,6 +154,11 @@ fn networks_are_listed_shown_and_their_links_taken_down() {
         2,
         "the VM comes first: `ringdown net link web lan down`",
     );
+    assert_refused(
+        &run_with(daemon.runtime_dir(), &["net", "capture", "web", "lan"]),
+        2,
+        "the network comes first: `ringdown net capture lan web`",
+    );
     let empty = FakeDaemon::start(&[], &[]);
     let outcome = run_with(empty.runtime_dir(), &["net", "ls"]);
     assert_eq!((outcome.code, outcome.out.as_str()), (Some(0), ""));

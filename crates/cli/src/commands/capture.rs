@@ -35,9 +35,8 @@ pub fn lines(client: &Client, options: &CaptureArguments) -> Result<(), Failure>
     taker.close(end, "packets", "the VM was removed")
 }
 
-/// Captures the frames of a network in the same way.
+/// Captures the frames of a network that is there in the same way.
 pub fn network(client: &Client, options: &NetCapture) -> Result<(), Failure> {
-    client.network(&options.network)?;
     let mut taker = Taker::open(&options.output)?;
     let end = client.capture_network(
         &options.network,

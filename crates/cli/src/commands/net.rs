@@ -5,10 +5,9 @@ use std::fmt::Display;
 
 use api::{LinkRequest, MacInfo, NetworkDetails, NetworkInfo, NetworkPort, PortKind, VmPort};
 
-use super::capture;
 use super::table::{row, table};
 use super::{print, print_json, print_named};
-use crate::arguments::{LinkState, NetCommand, NetLink, NetList, NetMacs, NetShow};
+use crate::arguments::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 use crate::client::Client;
 use crate::failure::Failure;
 
@@ -19,7 +18,7 @@ pub fn run(client: &Client, command: &NetCommand) -> Result<(), Failure> {
         NetCommand::Show(options) => show(client, options),
         NetCommand::Macs(options) => macs(client, options),
         NetCommand::Link(options) => link(client, options),
-        NetCommand::Capture(options) => capture::network(client, options),
+        NetCommand::Capture(options) => capture(client, options),
     }
 }
 
@@ -59,7 +58,7 @@ fn link(client: &Client, options: &NetLink) -> Result<(), Failure> {
     // By its full name: an alias may have been written.
     let vm = match client.show(&options.vm) {
         Ok(vm) => vm.full_name(),
-        Err(_) if is_swapped(client, options) => {
+        Err(_) if is_swapped(client, &options.vm, &options.network) => {
             return Err(Failure::usage(format!(
                 "{vm:?} is a network and {network:?} a VM, and the VM comes first: `ringdown net link {network} {vm} {state}`",
                 vm = options.vm,
@@ -79,9 +78,20 @@ fn link(client: &Client, options: &NetLink) -> Result<(), Failure> {
     print_named("port", port)
 }
 
+fn capture(client: &Client, options: &NetCapture) -> Result<(), Failure> {
+    let network = &options.network;
+    match (client.network(network), &options.vm) {
+        (Ok(_), _) => super::capture::network(client, options),
+        (Err(_), Some(vm)) if is_swapped(client, vm, network) => Err(Failure::usage(format!(
+            "{network:?} is a VM and {vm:?} a network, and the network comes first: `ringdown net capture {vm} {network}`"
+        ))),
+        (Err(unknown), _) => Err(unknown),
+    }
+}
+
 /// Whether the network was given for the VM, and the VM for the network.
-fn is_swapped(client: &Client, options: &NetLink) -> bool {
-    client.network(&options.vm).is_ok() && client.show(&options.network).is_ok()
+fn is_swapped(client: &Client, vm: &str, network: &str) -> bool {
+    client.network(vm).is_ok() && client.show(network).is_ok()
 }
 
 fn networks_in_words(networks: &[NetworkInfo]) -> String {
