@@ -69,7 +69,7 @@ impl Doctor {
         let calls = calls();
         let vsock = check_vsock();
         let port = match (&vsock, &self.egress) {
-            (Err(_), _) => Err("is behind the vsock line".to_owned()),
+            (Err(_), _) => Err("it is reached by vsock, which does not work here".to_owned()),
             (Ok(()), Egress::Port(port)) => Ok(*port),
             (Ok(()), Egress::Named(name)) => port_of(name),
         };
