@@ -239,6 +239,25 @@ fn read_reply(socket: BorrowedFd<'_>, deadline: Instant) -> Result<Reply, Errno>
     Reply::from_byte(head[1]).ok_or(Errno::PROTO)
 }
 
+/// What it means, as far as the host says, and what may be done about it.
+pub(crate) fn meaning(errno: Errno) -> &'static str {
+    match errno {
+        Errno::ACCESS => {
+            ": the host's policy denies it; there, `ringdown why VM name:HOST PORT` (or address:HOST) names the rule"
+        }
+        Errno::NETUNREACH => {
+            ": the host's egress service cannot be reached, or may not be called; `ringdown-agent doctor` tries it"
+        }
+        Errno::HOSTUNREACH => ": the host knows no such name, or no route",
+        Errno::CONNREFUSED => ": no server listens there",
+        Errno::TIMEDOUT => ": no answer in time",
+        Errno::CONNABORTED => {
+            ": the host could not make the connection, or a rule allows no more; its audit has the reason"
+        }
+        _ => "",
+    }
+}
+
 /// What a program sees of a refusal.
 fn errno(reply: Reply) -> Errno {
     match reply {
@@ -279,5 +298,19 @@ fn wait(socket: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> Result<(
             Ok(_) => return Ok(()),
             Err(errno) => return Err(errno),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_program_sees_of_a_refusal_has_a_meaning() {
+        for reply in 1..=8 {
+            let errno = errno(Reply::from_byte(reply).unwrap());
+            assert_ne!(meaning(errno), "", "{errno}");
+        }
+        assert!(meaning(Errno::ACCESS).contains("`ringdown why VM name:HOST PORT`"));
     }
 }

@@ -418,7 +418,7 @@ impl Supervisor {
         if self.is_verbose {
             match result {
                 Ok(()) => eprintln!("ringdown-agent run: {to}: connected"),
-                Err(errno) => eprintln!("ringdown-agent run: {to}: {errno}"),
+                Err(errno) => eprintln!("ringdown-agent run: {to}: {errno}{}", way::meaning(errno)),
             }
         }
     }
