@@ -346,9 +346,13 @@ fn a_check_of_the_file_finds_what_a_reload_would_refuse() {
         refused.starts_with("ERROR") && refused.contains("mtu"),
         "{refused}"
     );
+    // A start with this file would not fail.
+    let reload = || run_with(daemon.runtime_dir(), &["reload"]);
+    assert_refused(&reload(), 1, "cannot change while the network is there");
     // What the file says by itself is said once.
     std::fs::write(&file, "[[vm]]\nnam = 3").unwrap();
     assert_eq!(check(&file), "");
+    assert_refused(&reload(), 2, "unknown key");
     let other = daemon.runtime_dir().join("other.toml");
     std::fs::write(&other, HOUSE).unwrap();
     assert!(check(&other).contains("the daemon reads another file"));

@@ -5,10 +5,11 @@
 use std::sync::Arc;
 
 use api::{EventDetails, EventKind, ReloadRequest, Reloaded};
-use config::{Config, ConfigError, LineSpec, PlanChange};
+use config::{Cids, Config, ConfigError, LineSpec, Plan, PlanChange};
 
 use crate::control::Control;
 use crate::in_force::{Hindrance, InForce};
+use crate::policy::Rulebook;
 use crate::sandbox;
 
 /// Why a configuration did not come into force. Nothing has changed then.
@@ -21,6 +22,9 @@ pub enum ReloadError {
     NoFile,
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The file is valid. What is in force speaks against it.
+    #[error(transparent)]
+    Running(ConfigError),
     #[error(transparent)]
     Change(#[from] Hindrance),
     #[error("the daemon dropped the request: see its log")]
@@ -106,9 +110,14 @@ impl Control {
                 return Err(ReloadError::NoFile);
             }
             let config = (parts.read_config)()?;
-            parts.settings.check(&config)?;
-            sandbox::check_config(&config)?;
-            let (next, change) = current.changed(&config)?;
+            let fitting = parts.settings.check(&config);
+            let fitting = fitting.and_then(|()| sandbox::check_config(&config));
+            let changed = fitting.and_then(|()| current.changed(&config));
+            let (next, change) = changed.map_err(|error| {
+                let plan = Plan::new(parts.settings.runtime_dir.clone(), Cids::default());
+                let by_itself = Rulebook::new(plan, &config).map(|_| ReloadError::Running(error));
+                by_itself.unwrap_or_else(ReloadError::Config)
+            })?;
             let next = match request.check {
                 true => {
                     parts.can_offer(&next)?;

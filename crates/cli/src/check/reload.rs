@@ -41,7 +41,7 @@ pub(super) fn look(client: &Client, path: &Path) -> Option<Finding> {
         Err(ClientError::Problem(problem)) => Some(Finding::error(
             ABOUT,
             format!("the daemon would refuse the file: {}", problem.detail),
-            "change it as the message says, or end the daemon and start it again, which cuts every circuit",
+            "do as the message says",
         )),
         Err(_) => None,
     }

@@ -220,57 +220,57 @@ fn what_cannot_be_taken_leaves_everything_as_it_was_and_says_so() {
         ),
         (
             vm("cid = 9"),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "line 3, column 1: \"cid\" of VM \"web\" cannot change while the VM is there: put it back, or remove the VM with `ringdown vm rm web` first",
         ),
         (
             vm("host = \"elsewhere.sock\""),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "\"host\" of VM \"web\" cannot change",
         ),
         (
             vm("vhost-user = \"elsewhere\""),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "\"vhost-user\" of VM \"web\" cannot change",
         ),
         (
             vm("limits = { circuits = 3 }"),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "\"limits\" of VM \"web\" cannot change",
         ),
         (
             "[[vm]]\nname = \"new\"\ncid = 7".to_owned(),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "CID 7 belongs to VM \"mine\" already",
         ),
         // The VM that has it is about to go, but has not gone yet.
         (
             "[[vm]]\nname = \"new\"\ncid = 3".to_owned(),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "CID 3 belongs to VM \"web\" already",
         ),
         (
             "runtime-dir = \"/elsewhere\"".to_owned(),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "\"runtime-dir\" cannot change while the daemon runs: put it back to",
         ),
         (
             "state-dir = \"/elsewhere\"".to_owned(),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "\"state-dir\" cannot change while the daemon runs",
         ),
         (
             "spin-microseconds = 7".to_owned(),
-            422,
-            "configuration-refused",
+            409,
+            "reload-failed",
             "\"spin-microseconds\" cannot change while the daemon runs: put it back to \"100\"",
         ),
         (
@@ -548,7 +548,7 @@ fn a_network_that_cannot_be_had_leaves_everything_as_it_was() {
     write(&daemon, "[[vm]]\nname = \"web\"\n");
     let (status, problem) = reload(&daemon);
     let detail = problem["detail"].as_str().unwrap();
-    assert_eq!(status, 422, "{problem}");
+    assert_eq!(status, 409, "{problem}");
     assert!(
         detail.contains("the configuration, for VM \"hand\": there is no network named \"lan\""),
         "{detail}"
@@ -565,7 +565,7 @@ fn windows_come_and_go_with_a_reload_and_do_not_change() {
         let (status, problem) = reload(&daemon);
         let detail = problem["detail"].as_str().unwrap();
         assert!(
-            status == 422 && detail.contains("cannot change"),
+            status == 409 && detail.contains("cannot change"),
             "{status} {detail}"
         );
     }
