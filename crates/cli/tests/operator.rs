@@ -338,7 +338,7 @@ fn a_check_of_the_file_finds_what_a_reload_would_refuse() {
     };
     assert_eq!(
         check(&file),
-        "fine    reload          the daemon would take the file"
+        "fine    reload          the daemon would take the file, if it gets the sockets, files and devices of what is new in it: only the reload tries those"
     );
     std::fs::write(&file, text(1400)).unwrap();
     let refused = check(&file);

@@ -29,7 +29,10 @@ pub(super) fn look(client: &Client, path: &Path) -> Option<Finding> {
         check: true,
     };
     match client.reload(request) {
-        Ok(_) => Some(Finding::fine(ABOUT, "the daemon would take the file")),
+        Ok(_) => Some(Finding::fine(
+            ABOUT,
+            "the daemon would take the file, if it gets the sockets, files and devices of what is new in it: only the reload tries those",
+        )),
         Err(ClientError::Problem(problem)) if problem.status == 403 => Some(Finding::warning(
             ABOUT,
             format!(
