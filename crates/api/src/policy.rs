@@ -26,6 +26,12 @@ pub struct Reloaded {
     pub added: Vec<String>,
     /// Full names of VMs that were removed.
     pub removed: Vec<String>,
+    /// Published ports that were added, or are others than before: where the daemon listens, and whom it calls.
+    #[serde(default)]
+    pub published: Vec<String>,
+    /// Those that were removed, or were others before.
+    #[serde(default)]
+    pub unpublished: Vec<String>,
     /// How many VMs there are.
     pub vms: usize,
     /// How many networks there are.

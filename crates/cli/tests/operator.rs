@@ -144,14 +144,17 @@ fn a_reload_says_what_has_changed_or_that_nothing_has() {
     let directory = daemon.runtime_dir();
     let write = |text: &str| std::fs::write(directory.join("ringdown.toml"), text).unwrap();
     write(
-        &format!("[[vm]]\nname = \"new\"\ndomain = \"red\"\n{HOUSE}")
-            .replace("name = \"web\"", "name = \"www\""),
+        &format!(
+            "[[vm]]\nname = \"new\"\ndomain = \"red\"\n{HOUSE}{}",
+            "[[publish]]\nlisten = \"tcp:127.0.0.1:80\"\nto = \"red/db:tcp:80\"\n"
+        )
+        .replace("name = \"web\"", "name = \"www\""),
     );
     let reloaded = run_with(directory, &["reload"]);
     assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
     assert_eq!(
         reloaded.out,
-        "added red/new, www\nremoved web\nin force: 3 VMs, 2 rules, 0 services, 0 published ports\n"
+        "added red/new, www\nremoved web\npublished tcp:127.0.0.1:80 to red/db:tcp:127.0.0.1:80\nin force: 3 VMs, 2 rules, 0 services, 1 published port\n"
     );
     assert!(
         reloaded.err.contains("warning: ") && reloaded.err.contains("there is no VM named \"web\""),

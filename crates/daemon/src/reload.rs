@@ -130,9 +130,12 @@ impl Control {
                 }
             };
             let findings = next.book.check_at_once();
-            Ok::<_, ReloadError>((next, change, findings))
+            let (before, now) = (&current.book, &next.book);
+            let publishes = [now.published_beside(before), before.published_beside(now)];
+            Ok::<_, ReloadError>((next, change, findings, publishes))
         });
-        let (in_force, change, findings) = put.await.map_err(|_| ReloadError::Lost)??;
+        let (in_force, change, findings, [published, unpublished]) =
+            put.await.map_err(|_| ReloadError::Lost)??;
         let gone = change.removed.iter().filter(|_| !request.check);
         for name in gone.map(LineSpec::full_name) {
             self.readiness.forget(&name);
@@ -143,6 +146,8 @@ impl Control {
         Ok(Reloaded {
             added: names(&change.added),
             removed: names(&change.removed),
+            published,
+            unpublished,
             vms: in_force.book.plan.lines().count(),
             networks: in_force.book.plan.networks().count(),
             rules,

@@ -33,7 +33,12 @@ fn warn_of(findings: &[Finding]) {
 
 fn words(reloaded: &Reloaded) -> String {
     let mut text = String::new();
-    for (what, names) in [("added", &reloaded.added), ("removed", &reloaded.removed)] {
+    for (what, names) in [
+        ("added", &reloaded.added),
+        ("removed", &reloaded.removed),
+        ("published", &reloaded.published),
+        ("no longer published", &reloaded.unpublished),
+    ] {
         if !names.is_empty() {
             text.push_str(&format!("{what} {}\n", names.join(", ")));
         }

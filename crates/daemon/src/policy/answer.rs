@@ -299,6 +299,17 @@ impl Rulebook {
         })
     }
 
+    /// The published ports that another rulebook has not, in words.
+    pub fn published_beside(&self, other: &Rulebook) -> Vec<String> {
+        let words = |publish: &Publish| {
+            let (at, to) = (listens_at(publish), &publish.to);
+            format!("{at} to {}:{}", to.full_name(), to.port)
+        };
+        let others: Vec<&Publish> = other.publishes.iter().map(|own| &own.value).collect();
+        let own = self.publishes.iter().map(|own| &own.value);
+        own.filter(|own| !others.contains(own)).map(words).collect()
+    }
+
     /// The names of the published ports that lead to a place in the VM of this name.
     pub fn published_to<'a>(&'a self, vm: &str, place: &'a Place) -> impl Iterator<Item = &'a str> {
         let line = match self.callee(vm) {

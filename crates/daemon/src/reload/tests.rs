@@ -114,6 +114,7 @@ fn a_file_that_has_changed_comes_into_force() {
     let (status, reloaded) = reload(&daemon);
     let expected = json!({
         "added": ["red/ci"], "removed": ["db"], "vms": 3, "rules": 1, "services": 2, "networks": 0, "publishes": 0,
+        "published": [], "unpublished": ["tcp:127.0.0.1:8080 (\"www\") to web:80"],
         "findings": reloaded["findings"],
     });
     assert_eq!((status, &reloaded), (200, &expected));
@@ -145,9 +146,19 @@ fn a_file_that_has_changed_comes_into_force() {
     assert_eq!(daemon.request("GET", "/v1/vms/site", "").0, 200);
     assert_eq!(daemon.request("GET", "/v1/vms/red%2Fci", "").0, 200);
     assert!(!daemon.worker().policy().unwrap().enforce_existing);
-    // A service that comes back is a new one.
+    // A published port that changes is named as it was and as it is. A service that comes back is a new one.
+    write(&daemon, &FIRST.replace(":8080", ":8081"));
+    assert_eq!(reload(&daemon).0, 200);
     write(&daemon, FIRST);
-    assert_eq!(reload_with(&daemon, r#"{"enforce_existing":true}"#).0, 200);
+    let (status, reloaded) = reload_with(&daemon, r#"{"enforce_existing":true}"#);
+    assert_eq!(
+        (status, &reloaded["published"], &reloaded["unpublished"]),
+        (
+            200,
+            &json!(["tcp:127.0.0.1:8080 (\"www\") to web:80"]),
+            &json!(["tcp:127.0.0.1:8081 (\"www\") to web:80"])
+        )
+    );
     assert!(daemon.worker().policy().unwrap().enforce_existing);
     write(&daemon, SECOND);
     assert_eq!(reload(&daemon).0, 200);
