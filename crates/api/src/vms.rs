@@ -285,6 +285,9 @@ pub struct VmStatus {
     /// Whether a second VMM has connected to its socket, and waits until the first leaves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub another_waits: bool,
+    /// Whether the configuration names it: where it is removed by hand, a reload adds it again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub configured: bool,
     /// Where the VMM connects. A hybrid VM, whose VMM has a vsock device of its own, has no such socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]

@@ -234,7 +234,7 @@ pub enum Vm {
     /// List the VMs and how far each has come
     #[command(alias = "list")]
     Ls(VmList),
-    /// Remove a VM: its circuits are reset, its sockets removed
+    /// Remove a VM: its circuits are reset, its sockets removed; its VMM goes on, and a reload adds a VM again that the configuration names
     #[command(aliases = ["remove", "del", "delete"])]
     Rm(VmRemove),
 }

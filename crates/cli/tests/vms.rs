@@ -85,13 +85,30 @@ fn vms_come_and_go_at_run_time() {
         "the directory /nonexistent does not exist",
     );
 
-    assert_eq!(run_with(directory, &["vm", "rm", "db"]).code, Some(0));
+    let removed = run_with(directory, &["vm", "rm", "db"]);
+    assert_eq!(
+        (removed.code, removed.out.as_str()),
+        (Some(0), "removed db\n")
+    );
     assert!(!directory.join("db-host").exists());
     assert_refused(
         &run_with(directory, &["vm", "rm", "db"]),
         1,
         "there is no VM named \"db\": `ringdown vm ls`",
     );
+}
+
+#[test]
+fn a_vm_that_is_removed_by_hand_and_in_the_file_is_said_to_come_back() {
+    let daemon = FakeDaemon::with_file("[[vm]]\nname = \"web\"\n");
+    let directory = daemon.runtime_dir();
+    daemon.worker().set_state("web", true, true);
+    assert_eq!(
+        run_with(directory, &["vm", "rm", "web"]).out,
+        "removed web; its VMM still runs, without a line; the configuration names it, and the next `ringdown reload` adds it again: take it out there, too\n"
+    );
+    let reloaded = run_with(directory, &["reload"]).out;
+    assert!(reloaded.starts_with("added web\n"), "{reloaded}");
 }
 
 #[test]

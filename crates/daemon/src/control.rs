@@ -112,7 +112,7 @@ impl Control {
             control.parts.events.tell(EventKind::VmAdded, details);
             let status = move |control: &Control| {
                 let known = control.known(!spec.ports.is_empty());
-                control.status(&control.in_force().book.plan, &spec, &known)
+                control.status(&control.in_force(), &spec, &known)
             };
             control.ask(status).await
         });
@@ -198,9 +198,9 @@ impl Control {
         let known = self.known(has_networks);
         // Behind what the workers know: of a VM that has just gone nothing is shown.
         let in_force = self.in_force();
-        let plan = &in_force.book.plan;
-        let specs = plan.lines();
-        specs.map(|spec| self.status(plan, spec, &known)).collect()
+        let specs = in_force.book.plan.lines();
+        let status = |spec| self.status(&in_force, spec, &known);
+        specs.map(status).collect()
     }
 
     /// How many VMs there are.
@@ -226,10 +226,9 @@ impl Control {
         let name = name.to_owned();
         self.ask(move |control| {
             let in_force = control.in_force();
-            let plan = &in_force.book.plan;
-            let spec = known_vm(plan, &name)?;
+            let spec = known_vm(&in_force.book.plan, &name)?;
             let known = control.known(!spec.ports.is_empty());
-            Ok(control.status(plan, spec, &known))
+            Ok(control.status(&in_force, spec, &known))
         })
         .await?
     }
@@ -281,7 +280,8 @@ impl Control {
         }
     }
 
-    fn status(&self, plan: &Plan, spec: &LineSpec, known: &Known) -> VmStatus {
+    fn status(&self, in_force: &InForce, spec: &LineSpec, known: &Known) -> VmStatus {
+        let plan = &in_force.book.plan;
         let full_name = spec.full_name();
         let line = known.lines.get(&full_name);
         let agent = self.readiness.agent(&full_name);
@@ -310,6 +310,7 @@ impl Control {
             attached: line.is_some_and(|line| line.attached),
             last_fault: line.and_then(|line| line.last_fault.clone()),
             another_waits: line.is_some_and(|line| line.another_waits),
+            configured: in_force.configured.contains(&full_name),
             vhost_user,
             serial: spec.serial().map(chardev),
             hybrid: spec.hybrid().map(Path::to_owned),

@@ -94,12 +94,23 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
 
 /// Removes a VM.
 pub fn remove(client: &Client, options: &VmRemove) -> Result<(), Failure> {
-    let vm = options
-        .json
-        .then(|| client.show(&options.name))
-        .transpose()?;
+    let vm = client.show(&options.name)?;
     client.remove(&options.name)?;
-    vm.map_or(Ok(()), |vm| print_named("vm", &vm))
+    if options.json {
+        return print_named("vm", &vm);
+    }
+    let name = vm.full_name();
+    let vmm = match vm.attached {
+        true => "; its VMM still runs, without a line",
+        false => "",
+    };
+    let again = match vm.configured {
+        true => {
+            "; the configuration names it, and the next `ringdown reload` adds it again: take it out there, too"
+        }
+        false => "",
+    };
+    print(&format!("removed {name}{vmm}{again}\n"))
 }
 
 /// Each port as it was written; the daemon checks what it says.
@@ -201,6 +212,7 @@ mod tests {
             attached: true,
             last_fault: None,
             another_waits: false,
+            configured: false,
             vhost_user: Some("/r/v".into()),
             serial: None,
             hybrid: None,
@@ -272,6 +284,7 @@ mod tests {
         let faulty = VmStatus {
             last_fault: Some("a word of it".to_owned()),
             another_waits: false,
+            configured: false,
             ..vm("b", VmState::Attached, None)
         };
         assert_eq!(

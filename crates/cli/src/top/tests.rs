@@ -56,6 +56,7 @@ fn vm(name: &str, cid: u32, bytes: [u64; 2]) -> VmStatus {
         attached: true,
         last_fault: None,
         another_waits: false,
+        configured: false,
         vhost_user: None,
         serial: None,
         hybrid: None,

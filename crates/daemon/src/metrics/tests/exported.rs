@@ -34,6 +34,7 @@ fn vm(name: &str) -> VmStatus {
         attached: true,
         last_fault: None,
         another_waits: false,
+        configured: false,
         vhost_user: None,
         serial: None,
         hybrid: None,
