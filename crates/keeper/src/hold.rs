@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -46,6 +47,9 @@ struct Kept {
     descriptors: Vec<OwnedFd>,
 }
 
+/// What is being closed, until a thread has taken it.
+type Closing = Arc<Mutex<Option<Kept>>>;
+
 /// A keeper that listens. Its socket is removed when this is dropped.
 #[derive(Debug)]
 pub struct Holder {
@@ -54,6 +58,8 @@ pub struct Holder {
     daemon: Option<OwnedFd>,
     callers: Vec<OwnedFd>,
     items: BTreeMap<Vec<u8>, Kept>,
+    /// What could not be closed, as there was no thread to be had.
+    unclosed: Vec<Closing>,
 }
 
 impl Holder {
@@ -98,6 +104,7 @@ impl Holder {
             daemon: None,
             callers: Vec::new(),
             items: BTreeMap::new(),
+            unclosed: Vec::new(),
         })
     }
 
@@ -197,19 +204,45 @@ impl Holder {
             Kind::Put if message.is_cut || (!is_known && self.items.len() >= MAX_ITEMS) => {
                 let key = String::from_utf8_lossy(&key);
                 tracing::error!(%key, "no descriptors or room left: this is not kept");
-                self.items.remove(key.as_bytes());
+                let gone = self.items.remove(key.as_bytes());
+                self.close(gone);
             }
             Kind::Put => {
                 let kept = Kept {
                     value: message.value,
                     descriptors: message.descriptors,
                 };
-                self.items.insert(key, kept);
+                let gone = self.items.insert(key, kept);
+                self.close(gone);
             }
             Kind::Drop => {
-                self.items.remove(&key);
+                let gone = self.items.remove(&key);
+                self.close(gone);
             }
             _ => {}
+        }
+    }
+
+    /// Closes what is kept no more, on a thread of its own. A VMM's connection may hold files that were sent and not received, such as a TCP socket that
+    /// lingers: to close that takes as long as the VMM likes. The last descriptor of a guest's memory takes a second for some 6 GiB.
+    fn close(&mut self, gone: Option<Kept>) {
+        let gone = gone.filter(|kept| !kept.descriptors.is_empty());
+        self.unclosed
+            .extend(gone.map(|kept| Arc::new(Mutex::new(Some(kept)))));
+        while let Some(closing) = self.unclosed.last().cloned() {
+            let close = move || {
+                let taken = closing
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take();
+                drop(taken);
+            };
+            let thread = std::thread::Builder::new().name("close".to_owned());
+            match thread.stack_size(64 * 1024).spawn(close) {
+                Ok(_) => self.unclosed.pop(),
+                // It waits for the next time.
+                Err(_) => return,
+            };
         }
     }
 

@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::*;
 
@@ -144,4 +147,35 @@ fn callers_that_say_nothing_or_nonsense_hold_up_nobody() {
         .collect();
     running.attach().put("a", b"1", &[]).unwrap();
     drop(callers);
+}
+
+/// A TCP socket whose last descriptor takes ten minutes to close, or until its peer, the listener, goes.
+fn lingering() -> (TcpStream, TcpListener) {
+    let peer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(peer.local_addr().unwrap()).unwrap();
+    let long = Some(Duration::from_secs(600));
+    rustix::net::sockopt::set_socket_linger(&stream, long).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 65536]).is_ok() {}
+    (stream, peer)
+}
+
+#[test]
+fn what_takes_for_ever_to_close_holds_up_nobody() {
+    use rustix::net::SendFlags;
+    let running = Running::start();
+    let first = running.attach();
+    let mut peers = Vec::new();
+    for key in ["replaced", "dropped"] {
+        let (vmm, ours) = UnixStream::pair().unwrap();
+        first.put(key, b"1", &[ours.as_fd()]).unwrap();
+        let (file, peer) = lingering();
+        sys::descriptors::send(&vmm, b"x", &[file.as_fd()], SendFlags::empty()).unwrap();
+        peers.push(peer);
+    }
+    first.put("replaced", b"2", &[]).unwrap();
+    first.drop_item("dropped");
+    drop(first);
+    assert_eq!(running.attach().untaken(), ["replaced"]);
+    drop(peers);
 }
