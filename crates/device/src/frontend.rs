@@ -22,6 +22,7 @@ use guestmem::queue::Records;
 use keeper::Keeper;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use vhost::vhost_user::{
     BackendReqHandler, Error as ProtocolError, Result as ProtocolResult,
     VhostUserBackendReqHandlerMut,
@@ -75,9 +76,7 @@ impl Frontend {
             None => listen_for_vmm(path)?,
         };
         // Now, as what is not taken when the daemon has started is let go.
-        let before = keep
-            .as_ref()
-            .and_then(|keep| keep.take(&identity.vm, &model));
+        let before = keep.as_ref().and_then(|keep| keep.take(&identity, &model));
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
         let Listener { socket, file } = listener;
@@ -190,10 +189,11 @@ fn serve(
                 (keep, before),
             )),
         };
-        if let Some(keep) = keep {
-            keep.hang_up();
+        let copy = replace(connection, None);
+        if let (Some(keep), Some(stream)) = (keep, &copy) {
+            let_go(keep, stream, stop);
         }
-        drop(replace(connection, None));
+        drop(copy);
         let words = fault.clone();
         let _ = caller.call(Request::Detach { fault });
         // Said when nothing of it is left.
@@ -204,6 +204,20 @@ fn serve(
             }
         }
     }
+}
+
+/// Has the keeper let go of a VMM, unless the thread ends because the daemon ends, or cannot start: then the VMM is the next one's.
+fn let_go(keep: &Keep, stream: &UnixStream, stop: &OwnedFd) {
+    if keep.is_for_another() && stop_requested(stop, Duration::ZERO) {
+        return;
+    }
+    // Files that were sent and not received are closed with the last descriptor of the connection, which may be the keeper's. Here that may take as long as the
+    // VMM likes, and none of its connections is accepted meanwhile.
+    let _ = stream.shutdown(std::net::Shutdown::Both);
+    let mut bytes = [0; 4096];
+    // Without room for descriptors, the kernel closes them.
+    while let Ok((1.., _)) | Err(Errno::INTR) = recv(stream, &mut bytes, RecvFlags::DONTWAIT) {}
+    keep.hang_up();
 }
 
 /// Whether a VMM has connected, and not the thread's end been asked for.

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +13,8 @@ use device::{Fabric, LineConfig};
 use keeper::{Holder, Keeper, KeeperError};
 use wire::vsock::Operation;
 
-use crate::guest::{Guest, RX, TX};
+use crate::guest::{Guest, RX, TX, quads, send};
+use crate::linger::{Lingering, is_closing};
 use crate::turns::header;
 use crate::{config_of, fabric, turn_until};
 
@@ -82,19 +83,20 @@ fn end((mut fabric, keeper): (Fabric, Arc<Keeper>), guests: &[&Guest]) {
 
 /// Waits until a thread of this name waits itself, for the next message.
 fn wait_for_poll(thread: &str) {
-    loop {
-        let tasks = fs::read_dir("/proc/self/task").unwrap();
-        let read = |task: &Path, file| fs::read_to_string(task.join(file)).unwrap_or_default();
-        let mut threads = tasks.map(|task| task.unwrap().path());
-        let found = threads.find(|task| read(task, "comm").trim_end() == thread);
-        // A thread that has just begun has no name yet.
-        let call = found.map(|task| read(&task, "syscall")).unwrap_or_default();
-        // poll and ppoll.
-        if call.starts_with("7 ") || call.starts_with("271 ") {
-            return;
-        }
+    // poll and ppoll.
+    while !is_in_call(thread, &["7 ", "271 "]) {
         std::thread::yield_now();
     }
+}
+
+/// Whether a thread of this name is in one of these system calls. One that has just begun has no name yet.
+fn is_in_call(thread: &str, calls: &[&str]) -> bool {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let read = |task: &Path, file| fs::read_to_string(task.join(file)).unwrap_or_default();
+    let mut threads = tasks.map(|task| task.unwrap().path());
+    let found = threads.find(|task| read(task, "comm").trim_end() == thread);
+    let call = found.map(|task| read(&task, "syscall")).unwrap_or_default();
+    calls.iter().any(|known| call.starts_with(known))
 }
 
 fn runs(fabric: &mut Fabric) {
@@ -171,6 +173,60 @@ fn a_line_that_is_removed_is_not_kept() {
     assert!(!host.socket().exists());
     end(first, &[]);
     assert!(host.attach().untaken().is_empty());
+}
+
+#[test]
+fn a_daemon_that_cannot_start_leaves_the_vmm_to_the_next() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    end(first, &[&guest]);
+    for has_run in [false, true] {
+        let (mut fabric, keeper) = (fabric(), host.attach());
+        fabric.set_keeper(keeper);
+        fabric.open_line(&host.config()).unwrap();
+        if has_run {
+            runs(&mut fabric);
+        }
+        // As when something else cannot be opened.
+        fabric.close_line(&host.vm);
+    }
+    let mut last = host.fabric();
+    runs(&mut last.0);
+}
+
+#[test]
+fn another_vm_at_the_same_socket_does_not_get_the_guest() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    end(first, &[&guest]);
+    let (mut second, keeper) = (fabric(), host.attach());
+    second.set_keeper(keeper.clone());
+    let mut other = host.config();
+    other.address.name = format!("{}-other", host.vm);
+    second.open_line(&other).unwrap();
+    keeper.run();
+    assert!(is_closed(&guest));
+}
+
+/// The files are closed by the VMM's own thread: else it could have the keeper close any number of them.
+#[test]
+fn files_of_a_vmm_that_were_never_received_are_not_left_to_the_keeper() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let vmm = UnixStream::connect(host.socket()).unwrap();
+    let file = Lingering::new();
+    send(&vmm, 9999, &quads(&[0]), &[]);
+    file.send(&vmm);
+    let (port, _peer) = file.leave();
+    let thread = format!("vhost-{}", host.vm);
+    turn_until(&mut first.0, "the VMM's thread closes the file", |_| {
+        // recvfrom.
+        is_closing(port) && is_in_call(&thread, &["45 "])
+    });
 }
 
 #[test]

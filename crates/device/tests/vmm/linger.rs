@@ -14,13 +14,13 @@ use crate::guest::{quads, request, send};
 use crate::{PATIENCE, config, fabric, turn_until};
 
 /// Such a file. It is closed when its peer, the listener, goes.
-struct Lingering {
+pub struct Lingering {
     stream: TcpStream,
     _peer: TcpListener,
 }
 
 impl Lingering {
-    fn new() -> Lingering {
+    pub fn new() -> Lingering {
         let peer = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(peer.local_addr().unwrap()).unwrap();
         let long = Some(Duration::from_secs(600));
@@ -33,19 +33,19 @@ impl Lingering {
         }
     }
 
-    fn send(&self, vmm: &UnixStream) {
+    pub fn send(&self, vmm: &UnixStream) {
         let file = [self.stream.as_fd()];
         send(vmm, request::SET_VRING_ERR, &quads(&[0]), &file);
     }
 
     /// Closes the VMM's own descriptor. Returns the connection's port, and its peer.
-    fn leave(self) -> (u16, TcpListener) {
+    pub fn leave(self) -> (u16, TcpListener) {
         (self.stream.local_addr().unwrap().port(), self._peer)
     }
 }
 
 /// A TCP connection of this process from this port is being closed by its last user.
-fn is_closing(port: u16) -> bool {
+pub fn is_closing(port: u16) -> bool {
     let connections = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
     let local = format!(":{port:04X}");
     connections.lines().any(|line| {

@@ -18,7 +18,7 @@ use vhost::vhost_user::{
 };
 
 use super::{Kick, Places, Session, memory_error};
-use crate::frontend::request::Model;
+use crate::frontend::request::{Identity, Model};
 use crate::socket::{Listener, listen_again, listen_for_vmm};
 use sys::links::FileId;
 
@@ -27,9 +27,12 @@ const VERSION: u32 = 1;
 
 /// Everything that was said, as it stands. The descriptors that belong to it are, in this order: the connection, the ledgers' file, a file for each region,
 /// and for each ring its kick and its call, where it has them.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Record {
     version: u32,
+    /// The VM, by its full name, and the network of a card.
+    vm: String,
+    network: Option<String>,
     /// The device that the VMM found, which must be the same again.
     config: Vec<u8>,
     /// Features of the protocol, once said.
@@ -139,9 +142,10 @@ impl Keep {
     }
 
     /// The VMM that a predecessor left, if it can be taken over.
-    pub(in crate::frontend) fn take(&self, vm: &str, model: &Model) -> Option<Before> {
+    pub(in crate::frontend) fn take(&self, identity: &Identity, model: &Model) -> Option<Before> {
         let item = self.keeper.take(&self.vmm_key)?;
-        match self.read(item, model) {
+        let vm = &identity.vm;
+        match self.read(item, identity, model) {
             Ok(before) => Some(before),
             Err(error) => {
                 tracing::warn!(vm, %error, "cannot go on with a VMM's connection: it is closed, and the VM has to be started anew");
@@ -151,11 +155,17 @@ impl Keep {
         }
     }
 
-    fn read(&self, item: keeper::Item, model: &Model) -> io::Result<Before> {
+    fn read(&self, item: keeper::Item, identity: &Identity, model: &Model) -> io::Result<Before> {
         let refused = |words: &str| io::Error::other(words.to_owned());
         let record: Record = serde_json::from_slice(&item.value)?;
         if record.version != VERSION {
             return Err(refused("it was kept by another version"));
+        }
+        // Paths may be given to other VMs, and what this one may do is not the other's.
+        if record.vm != identity.vm || record.network != identity.network {
+            return Err(refused(
+                "its socket was another VM's, or in another network",
+            ));
         }
         if record.config != model.config || record.rings.len() != model.rings {
             return Err(refused(
@@ -234,15 +244,10 @@ impl Open {
     }
 
     /// Keeps this from now on.
-    fn put(&self, record: Record, model: &Model, files: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let record = Record {
-            version: VERSION,
-            config: model.config.clone(),
-            ..record
-        };
+    fn put(&self, record: &Record, files: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut descriptors = vec![self.stream.as_fd(), self.file.as_fd()];
         descriptors.extend(files);
-        let value = serde_json::to_vec(&record)?;
+        let value = serde_json::to_vec(record)?;
         self.keep
             .keeper
             .put(&self.keep.vmm_key, &value, &descriptors)
@@ -332,15 +337,19 @@ impl Session {
                 runs,
             });
         }
+        let identity = &self.caller.identity;
         let record = Record {
+            version: VERSION,
+            vm: identity.vm.clone(),
+            network: identity.network.clone(),
+            config: self.model.config.clone(),
             protocol_features: self.protocol_features,
             features: (self.features != 0).then_some(self.features),
             regions: self.regions.iter().map(|(region, _)| *region).collect(),
             rings,
-            ..Record::default()
         };
-        if let Err(error) = kept.put(record, &self.model, &files) {
-            let vm = &self.caller.identity.vm;
+        if let Err(error) = kept.put(&record, &files) {
+            let vm = &identity.vm;
             tracing::warn!(vm, %error, "cannot keep the VMM's connection: it ends with this daemon");
             // What is kept is out of date: no successor may go on with it.
             kept.set_answering(true);
