@@ -7,6 +7,7 @@ use std::sync::Arc;
 use api::{EventDetails, EventKind, ReloadRequest, Reloaded};
 use config::{Cids, Config, ConfigError, LineSpec, Plan, PlanChange};
 
+use crate::added;
 use crate::control::Control;
 use crate::in_force::{Hindrance, InForce};
 use crate::policy::Rulebook;
@@ -125,6 +126,10 @@ impl Control {
                 }
                 false => {
                     parts.put_in_force(&current, &next, &change, request.enforce_existing)?;
+                    // From now on they come and go with the file.
+                    for name in next.configured.difference(&current.configured) {
+                        added::forget(parts.keeper.as_deref(), name);
+                    }
                     control.set_in_force(next);
                     control.in_force()
                 }

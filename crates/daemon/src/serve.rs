@@ -229,9 +229,6 @@ impl Daemon {
         };
         parts.put_in_force(&nothing, &in_force, &change, false)?;
         let in_force = added::add_again(&parts, in_force);
-        if let Some(keeper) = &parts.keeper {
-            settle(keeper);
-        }
         for spec in &change.added {
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "opened a line");
         }
@@ -253,6 +250,10 @@ impl Daemon {
             None => PrivateSocket::listen_for(settings)?,
         };
         tracing::info!(runtime_dir = %settings.runtime_dir.display(), "every socket listens");
+        // Behind all that can fail: until here, what was kept is for the next daemon.
+        if let Some(keeper) = &parts.keeper {
+            settle(keeper);
+        }
         Ok(Daemon {
             net: running_net,
             worker: running,
@@ -350,9 +351,6 @@ pub fn serve(
     let mut prepared = Prepared::new(read_config)?;
     let control_path = control_socket(&prepared.settings.runtime_dir);
     prepared.handed_over = service_manager::control_socket(&control_path)?;
-    if let Some(path) = &prepared.settings.keeper {
-        prepared.keeper = Some(Arc::new(Keeper::attach(path)?));
-    }
     // Sockets belong to this user from their first moment, and so does what the programs of services make.
     rustix::process::umask(Mode::from_raw_mode(0o077));
     sandbox::enter(sandbox, &prepared.config, &prepared.settings)?;
@@ -420,12 +418,13 @@ impl Prepared {
         warn_of(&Rulebook::new(plan, &config)?.check_at_once());
         prepare_directory(&settings.runtime_dir, "--runtime-dir")?;
         prepare_directory(&settings.state_dir, "state-dir")?;
+        let keeper = settings.keeper.as_deref().map(Keeper::attach).transpose()?;
         Ok(Prepared {
             settings,
             config,
             read_config,
             handed_over: None,
-            keeper: None,
+            keeper: keeper.map(Arc::new),
         })
     }
 }
@@ -434,6 +433,8 @@ impl Prepared {
 fn settle(keeper: &Keeper) {
     for key in keeper.untaken() {
         tracing::info!(key, "nothing goes on with what was kept here");
+        // Before the keeper's, which may be the last: to close that may take long.
+        drop(keeper.take(&key));
         keeper.drop_item(&key);
     }
     keeper.run();

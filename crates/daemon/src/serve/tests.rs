@@ -1,3 +1,5 @@
+mod kept;
+
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
