@@ -120,8 +120,12 @@ fn egress(listener: &UnixListener, asked: Option<&Mutex<Vec<String>>>, ended: &A
             }
         }
         answer.extend(EARLY);
-        stream.write_all(&answer).unwrap();
         let ended = Arc::clone(ended);
+        // A program that gives up may have ended the circuit by now.
+        if stream.write_all(&answer).is_err() {
+            ended.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
         std::thread::spawn(move || {
             let _ = std::io::copy(&mut stream.try_clone().unwrap(), &mut stream);
             ended.fetch_add(1, Ordering::Relaxed);
