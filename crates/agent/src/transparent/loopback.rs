@@ -126,14 +126,19 @@ pub(crate) struct Accepted {
     pub(crate) peer: SocketAddr,
 }
 
+/// Whether a call waits at a listener, or to accept one fails.
+pub(crate) fn may_accept(listener: &OwnedFd) -> Result<bool, Errno> {
+    let mut polled = [PollFd::new(listener, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default()))?;
+    Ok(!polled[0].revents().is_empty())
+}
+
 /// Takes a call that waits at a listener. Does not wait if nothing else takes calls there meanwhile.
 ///
 /// # Errors
 /// `EAGAIN` if none waits; the system's reason.
 pub(crate) fn accept(listener: &OwnedFd, family: Family) -> Result<Accepted, Errno> {
-    let mut polled = [PollFd::new(listener, PollFlags::IN)];
-    poll(&mut polled, Some(&Timespec::default()))?;
-    if polled[0].revents().is_empty() {
+    if !may_accept(listener)? {
         return Err(Errno::AGAIN);
     }
     let (socket, from) = acceptfrom_with(listener, SocketFlags::CLOEXEC)?;

@@ -1,4 +1,5 @@
-//! Answers the questions that programs send over their datagram sockets, in one thread for all of them. In a namespace ([`super::datagrams`]) the questions of each user wait in a socket of their own, and so many of each are answered in turn.
+//! Answers the questions that programs send over their datagram sockets. In a namespace ([`super::datagrams`]) the questions of each user wait in a socket of their own, and so many of each are answered in turn,
+//! by one thread. Where the sockets are pairs, each user has a thread: a program can send descriptors along (`SCM_RIGHTS`), and to receive them closes them, which may take as long as it wants (`SO_LINGER`).
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,10 +38,12 @@ const STREAM_PATIENCE: Duration = Duration::from_secs(30);
 /// The stack of a thread, in bytes.
 const STACK_LEN: usize = 128 << 10;
 
-/// The thread's sockets.
+/// Who answers.
 #[derive(Debug)]
 pub(crate) struct Resolver {
-    epoll: Arc<OwnedFd>,
+    /// Of each user, what the thread waits for that serves its pairs, once it has one.
+    pairs: Mutex<[Option<Arc<OwnedFd>>; MAX_USERS]>,
+    sockets: Arc<Mutex<Sockets>>,
     names: Arc<Mutex<Names>>,
     streams: Arc<Places>,
 }
@@ -55,18 +58,18 @@ impl Resolver {
         names: Arc<Mutex<Names>>,
         questions: Vec<OwnedFd>,
     ) -> io::Result<Resolver> {
-        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        for (index, socket) in questions.iter().enumerate() {
-            let data = epoll::EventData::new_u64(u64::MAX - index as u64);
-            epoll::add(&epoll, socket, data, epoll::EventFlags::IN)?;
+        if !questions.is_empty() {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            for (index, socket) in questions.iter().enumerate() {
+                let data = epoll::EventData::new_u64(index as u64);
+                epoll::add(&epoll, socket, data, epoll::EventFlags::IN)?;
+            }
+            let known = Arc::clone(&names);
+            start_thread(move || answer_all(&epoll, &questions, &known))?;
         }
-        let (own, known) = (Arc::clone(&epoll), Arc::clone(&names));
-        std::thread::Builder::new()
-            .name("resolver".into())
-            .stack_size(STACK_LEN)
-            .spawn(move || run(&own, &sockets, &questions, &known))?;
         Ok(Resolver {
-            epoll,
+            pairs: Mutex::default(),
+            sockets,
             names,
             streams: Places::new(MAX_STREAMS),
         })
@@ -93,19 +96,35 @@ impl Resolver {
         thread.spawn(serve).map(drop)
     }
 
-    /// Serves the program at the other end of `end`, whose socket has this number, until it is closed.
-    pub(crate) fn serve(&self, end: &OwnedFd, number: u64) -> io::Result<()> {
+    /// Serves the program at the other end of `end`, whose socket is this user's and has this number, until it is closed.
+    pub(crate) fn serve(&self, end: &OwnedFd, number: u64, user: UserNumber) -> io::Result<()> {
         let data = epoll::EventData::new_u64(number);
-        Ok(epoll::add(
-            &self.epoll,
-            end,
-            data,
-            epoll::EventFlags::IN | epoll::EventFlags::RDHUP,
-        )?)
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        Ok(epoll::add(&*self.pairs_of(user)?, end, data, flags)?)
+    }
+
+    fn pairs_of(&self, user: UserNumber) -> io::Result<Arc<OwnedFd>> {
+        // Nothing panics while it holds the lock.
+        let mut pairs = sys::lock(&self.pairs);
+        let place = &mut pairs[user.index()];
+        if let Some(epoll) = place {
+            return Ok(Arc::clone(epoll));
+        }
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let own = Arc::clone(&epoll);
+        let (sockets, names) = (Arc::clone(&self.sockets), Arc::clone(&self.names));
+        start_thread(move || serve_pairs(&own, &sockets, &names))?;
+        Ok(Arc::clone(place.insert(epoll)))
     }
 }
 
-fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, questions: &[OwnedFd], names: &Mutex<Names>) {
+fn start_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name("resolver".into());
+    thread.stack_size(STACK_LEN).spawn(work).map(drop)
+}
+
+/// Has this done with each event, for ever.
+fn attend(epoll: &OwnedFd, mut work: impl FnMut(&epoll::Event)) {
     let mut events = Vec::with_capacity(MAX_EVENTS);
     loop {
         events.clear();
@@ -116,37 +135,45 @@ fn run(epoll: &OwnedFd, sockets: &Mutex<Sockets>, questions: &[OwnedFd], names: 
                 return;
             }
         }
-        for event in &events {
-            let number = event.data.u64();
-            // The numbers of the kernel's sockets begin at 1, and never come near those from the other end.
-            let index = (u64::MAX - number) as usize;
-            if let Some(socket) = questions.get(index) {
-                serve_all(socket, names, UserNumber::of(index % MAX_USERS));
-                continue;
-            }
-            // Nothing panics while it holds the lock.
-            let lock = || sys::lock(sockets);
-            let end = lock().get_mut(number).and_then(|socket| {
-                let is_asked = socket.peer.is_none_or(|peer| peer.port() == DNS_PORT);
-                match &socket.kind {
-                    Kind::Datagram(end) => Some((Arc::clone(end), is_asked, socket.user)),
-                    Kind::Stream(_) => None,
-                }
-            });
-            // Its last end here is gone with its entry, and it with that.
-            let Some((end, is_asked, user)) = end else {
-                continue;
-            };
-            let is_open = serve(&end, is_asked, names, user);
-            // A program that sends no more gets no more: such an end would be readable for ever.
-            let ended = epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR;
-            let flags = event.flags;
-            if flags.intersects(ended) || !is_open {
-                let _ = epoll::delete(epoll, &*end);
-                lock().remove(number);
-            }
-        }
+        events.iter().for_each(&mut work);
     }
+}
+
+fn answer_all(epoll: &OwnedFd, questions: &[OwnedFd], names: &Mutex<Names>) {
+    attend(epoll, |event| {
+        let index = event.data.u64() as usize;
+        if let Some(socket) = questions.get(index) {
+            serve_all(socket, names, UserNumber::of(index % MAX_USERS));
+        }
+    });
+}
+
+fn serve_pairs(epoll: &OwnedFd, sockets: &Mutex<Sockets>, names: &Mutex<Names>) {
+    // Nothing panics while it holds the lock.
+    let lock = || sys::lock(sockets);
+    attend(epoll, |event| {
+        let number = event.data.u64();
+        let end = lock().get_mut(number).and_then(|socket| {
+            let is_asked = socket.peer.is_none_or(|peer| peer.port() == DNS_PORT);
+            match &socket.kind {
+                Kind::Datagram(end) => Some((Arc::clone(end), is_asked, socket.user)),
+                Kind::Stream(_) => None,
+            }
+        });
+        // Its last end here is gone with its entry, and it with that.
+        let Some((end, is_asked, user)) = end else {
+            return;
+        };
+        let is_open = serve(&end, is_asked, names, user);
+        // A program that sends no more gets no more: such an end would be readable for ever.
+        let ended = epoll::EventFlags::HUP | epoll::EventFlags::RDHUP | epoll::EventFlags::ERR;
+        let flags = event.flags;
+        if flags.intersects(ended) || !is_open {
+            let _ = epoll::delete(epoll, &*end);
+            // `end` outlives it: what is closed with the end is closed without the lock.
+            lock().remove(number);
+        }
+    });
 }
 
 /// Answers what is there, and returns whether there may be more.

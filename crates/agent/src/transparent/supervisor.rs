@@ -2,10 +2,11 @@
 //!
 //! A program can have each look into it, and each question to its sockets, take for ever. So none is made while a lock is held that other users' calls need.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
@@ -65,8 +66,8 @@ pub(crate) struct Supervisor {
     waiting: Arc<Places>,
     /// Whether the kernel has TCP. Otherwise [`loopback`](super::loopback) is in its place.
     has_tcp: bool,
-    /// Held while a call at a listener is taken.
-    accepting: Mutex<()>,
+    /// Held while a caller at a listener is taken, by the listener's number.
+    turns: Mutex<HashMap<u64, Weak<Mutex<()>>>>,
     is_verbose: bool,
 }
 
@@ -95,7 +96,7 @@ impl Supervisor {
             names,
             waiting: Places::new(MAX_WAITING),
             has_tcp,
-            accepting: Mutex::default(),
+            turns: Mutex::default(),
             is_verbose,
         })
     }
@@ -226,6 +227,7 @@ impl Supervisor {
     /// Remembers a socket before its program has it.
     fn remember(&self, socket: &OwnedFd, remembered: Socket) -> Result<u64, Errno> {
         let number = number_of(socket.as_fd()).ok_or(Errno::NOMEM)?;
+        let user = remembered.user;
         let end = match &remembered.kind {
             Kind::Datagram(end) => Some(Arc::clone(end)),
             Kind::Stream(_) => None,
@@ -233,7 +235,7 @@ impl Supervisor {
         let added = self.sockets().add(number, remembered);
         added.map_err(|_| Errno::NOBUFS)?;
         if let Some(end) = end {
-            self.resolver.serve(&end, number).map_err(errno)?;
+            self.resolver.serve(&end, number, user).map_err(errno)?;
         }
         Ok(number)
     }

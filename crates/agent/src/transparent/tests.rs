@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -18,7 +18,9 @@ use rustix::net::sockopt::{
     self, Timeout, set_tcp_nodelay, socket_cookie, socket_domain, socket_error, socket_type,
     tcp_nodelay,
 };
-use rustix::net::{AddressFamily, Protocol, RawProtocol, SocketFlags, SocketType, socket_with};
+use rustix::net::{
+    AddressFamily, Protocol, RawProtocol, SendFlags, SocketFlags, SocketType, socket_with,
+};
 use wire::destination::{Destination, Host};
 use wire::socks::{self, Greeting, Reply};
 
@@ -223,6 +225,8 @@ fn supervised_part() {
         Ok("flood") => flood_part(),
         Ok("kernel's datagrams") => kernels_datagrams_part(),
         Ok("name server") => name_server_part(),
+        Ok("rights") => rights_part(),
+        Ok("accepts") => accepts_part(),
         _ => return,
     };
     println!("said <{said}>");
@@ -710,6 +714,40 @@ fn whatever_server_is_asked_the_answer_seems_to_be_its() {
     assert_eq!(run("datagrams").0, expected.join(" "));
 }
 
+/// A connection whose closing takes as long as this process lives: the other end, which is returned, does not read.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let other = listener.accept().unwrap().0;
+    sockopt::set_socket_linger(&stream, Some(Duration::from_secs(3600))).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    (stream.into(), other)
+}
+
+/// A user sends a descriptor with a question, whose last copy is closed where the question is received.
+fn rights_part() -> String {
+    let _held = as_user(4242, || {
+        let (lingers, other) = lingering();
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect("203.0.113.9:53").unwrap();
+        let sent =
+            sys::descriptors::send(&socket, QUESTION, &[lingers.as_fd()], SendFlags::empty());
+        sent.unwrap();
+        (socket, other)
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(asked_by_datagram("203.0.113.9:53"), [198, 18, 0, 2]);
+    "done".to_owned()
+}
+
+#[test]
+fn a_user_whose_questions_are_received_without_end_holds_up_no_other() {
+    if is_root() {
+        assert_eq!(run("rights").0, "done");
+    }
+}
+
 /// Sockets of a namespace, if this user may have one: from this program, as the process that makes them.
 fn namespace() -> Option<(Datagrams, Vec<OwnedFd>)> {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -954,4 +992,68 @@ fn the_command_line_is_read() {
     ] {
         parse(words).unwrap_err();
     }
+}
+
+/// Where a process that is not supervised gets a listener, by the number of the process that supervises.
+fn listener_taker(supervisor: u32) -> std::os::unix::net::SocketAddr {
+    use std::os::linux::net::SocketAddrExt;
+    std::os::unix::net::SocketAddr::from_abstract_name(format!("ringdown-test-{supervisor}"))
+        .unwrap()
+}
+
+/// A user's listener from which others, which are not supervised, take calls as well. Now and then one takes a call that was seen there.
+fn accepts_part() -> String {
+    let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
+    let taker = UnixStream::connect_addr(&listener_taker(parent as u32)).unwrap();
+    let name = as_user(4242, move || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        sys::descriptors::send(&taker, &[0], &[listener.as_fd()], SendFlags::empty()).unwrap();
+        std::thread::spawn(move || while listener.accept().is_ok() {});
+        loopback::names_at(address).unwrap().remove(0)
+    });
+    let (done, ends) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        loop {
+            let _caller = TcpStream::connect(address).unwrap();
+            listener.accept().unwrap();
+            done.send(()).unwrap();
+        }
+    });
+    for round in 0..400 {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let caller = socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&caller, &name).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+        while ends.try_recv().is_ok() {}
+        if ends.recv_timeout(Duration::from_secs(10)).is_err() {
+            return format!("held up after {round}");
+        }
+    }
+    "done".to_owned()
+}
+
+#[test]
+fn a_user_whose_callers_are_taken_by_others_holds_up_no_other() {
+    if !is_root() {
+        return;
+    }
+    let taker = UnixListener::bind_addr(&listener_taker(std::process::id())).unwrap();
+    std::thread::spawn(move || {
+        let (stream, _) = taker.accept().unwrap();
+        let (mut found, flags) = (Vec::new(), rustix::net::RecvFlags::empty());
+        sys::descriptors::receive(&stream, &mut [0], &mut found, 1, flags).unwrap();
+        let listener = UnixListener::from(found.pop().unwrap());
+        let mut waits = (0..150).cycle();
+        loop {
+            let _ = rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::IN)], None);
+            let until = Instant::now() + Duration::from_micros(waits.next().unwrap());
+            while Instant::now() < until {}
+            let _ = listener.accept();
+        }
+    });
+    let (said, _, _) = run_with("accepts", false, None, false);
+    assert_eq!(said, "done");
 }

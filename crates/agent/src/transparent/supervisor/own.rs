@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -58,18 +58,34 @@ impl Supervisor {
             _ => return Ok(Outcome::Kernel),
         };
         let waits = !fcntl_getfl(&listener)?.contains(OFlags::NONBLOCK);
-        match self.try_accept(call, &listener, family) {
-            Err(Errno::AGAIN) if waits => self.wait_apart(call, move |own, call| {
-                own.accept_until(call, &listener, family)
-            }),
-            outcome => outcome,
+        if !waits && !loopback::may_accept(&listener)? {
+            return Err(Errno::AGAIN);
         }
+        // A process that is not supervised may have the listener, too, and take the caller that was seen. Then this waits for another, whatever the listener's mode.
+        self.wait_apart(call, move |own, call| match waits {
+            true => own.accept_until(call, &listener, number, family),
+            false => own.try_accept(call, &listener, number, family),
+        })
+    }
+
+    /// Held by who takes a caller at this listener.
+    fn turn_at(&self, number: u64) -> Arc<Mutex<()>> {
+        let turns = self.turns.lock();
+        let mut turns = turns.unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = turns.get(&number).and_then(Weak::upgrade) {
+            return turn;
+        }
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        let turn = Arc::default();
+        turns.insert(number, Arc::downgrade(&turn));
+        turn
     }
 
     fn accept_until(
         &self,
         call: &PendingCall,
         listener: &OwnedFd,
+        number: u64,
         family: Family,
     ) -> Result<Outcome, Errno> {
         let timeout = socket_timeout(listener, Timeout::Recv)?;
@@ -85,7 +101,7 @@ impl Supervisor {
             };
             let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout));
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            match self.try_accept(call, listener, family) {
+            match self.try_accept(call, listener, number, family) {
                 Err(Errno::AGAIN) if !is_over => {}
                 outcome => return outcome,
             }
@@ -96,6 +112,7 @@ impl Supervisor {
         &self,
         call: &PendingCall,
         listener: &OwnedFd,
+        number: u64,
         family: Family,
     ) -> Result<Outcome, Errno> {
         let [_, pointer, len_pointer, flags, ..] = call.arguments;
@@ -105,10 +122,8 @@ impl Supervisor {
         };
         let Accepted { socket, own, peer } = {
             // A second one that saw the same caller would wait for another.
-            let _alone = self
-                .accepting
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let turn = self.turn_at(number);
+            let _alone = turn.lock().unwrap_or_else(PoisonError::into_inner);
             self.listener.still_pending(call)?;
             loopback::accept(listener, family)?
         };
