@@ -2,9 +2,11 @@
 //!
 //! It is laid to the real user of its thread: a program that is root by its file (setuid) still has the descriptors of the user who has started it. In a user namespace
 //! that a user other than root has made, a process may be any of many users: there it is laid to the maker.
+//!
+//! A user with subordinate users (`/etc/subuid`) can become each of them outside of its namespace, too, by files of theirs that it has made setuid in there. So those of a range count as one.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
@@ -44,9 +46,33 @@ pub struct Caller {
     pub owner: (u32, u32),
 }
 
+/// The most that is read of `/etc/subuid`, in bytes.
+const MAX_RANGES_LEN: u64 = 1 << 20;
+
 /// The users that have made calls, in the order of their first ones, but for root.
 #[derive(Debug, Default)]
 pub(super) struct Users(Vec<u32>);
+
+/// The user to which a subordinate one is laid: the first of its range, as the names of their owners are not all in files. Root's ranges are of containers, each user of which is as any other.
+fn laid_to(user: u32, ranges: &str) -> u32 {
+    let first = ranges.lines().find_map(|line| {
+        let mut words = line.split(':');
+        let owner = words.next().filter(|owner| !["root", "0"].contains(owner));
+        let (_, first, count) = (owner?, words.next()?, words.next()?);
+        let (first, count): (u32, u32) = (first.parse().ok()?, count.trim().parse().ok()?);
+        let distance = user.checked_sub(first)?;
+        (first != 0 && distance < count).then_some(first)
+    });
+    first.unwrap_or(user)
+}
+
+fn subordinate_ranges() -> String {
+    let mut ranges = String::new();
+    // Without the file there are none.
+    let _ = File::open("/etc/subuid")
+        .and_then(|file| file.take(MAX_RANGES_LEN).read_to_string(&mut ranges));
+    ranges
+}
 
 impl Users {
     fn number_of(&mut self, user: u32) -> UserNumber {
@@ -64,6 +90,16 @@ impl Users {
         UserNumber::of(index)
     }
 
+    /// The same of a user that may be subordinate. Those that are known are not.
+    fn number_within(&mut self, user: u32, ranges: impl FnOnce() -> String) -> UserNumber {
+        let is_known = user == 0 || self.0.contains(&user);
+        self.number_of(if is_known {
+            user
+        } else {
+            laid_to(user, &ranges())
+        })
+    }
+
     /// Who makes the calls of this thread. The caller makes sure that the call still waits.
     pub(super) fn caller(&mut self, thread: Thread) -> Caller {
         const NOBODY: u32 = 65_534;
@@ -78,7 +114,7 @@ impl Users {
         let maker = maker_of_namespace(thread).unwrap_or_default();
         let user = maker.filter(|maker| *maker != 0).unwrap_or(real);
         Caller {
-            user: self.number_of(user),
+            user: self.number_within(user, subordinate_ranges),
             owner,
         }
     }
@@ -122,7 +158,6 @@ fn maker_of(namespace: &File) -> io::Result<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
 
@@ -140,6 +175,24 @@ mod tests {
         }
         assert_eq!(users.number_of(0), UserNumber::ROOT);
         assert_eq!(users.0.len(), 30);
+    }
+
+    #[test]
+    fn subordinate_users_take_no_places_of_others() {
+        let ranges = || {
+            "root:1000000:65536\nalice:100000:65536\n1001:165536:65536\nbad:0:99999\n:x:\n"
+                .to_owned()
+        };
+        let mut users = Users::default();
+        let mut number_of = |user| users.number_within(user, ranges);
+        let alices = number_of(100_000);
+        for user in 100_000..165_536 {
+            assert_eq!(number_of(user), alices);
+        }
+        let others = [165_536, 100, 1_000_000, 1_000_001].map(&mut number_of);
+        assert_eq!(others.map(UserNumber::index), [2, 3, 4, 5]);
+        assert_eq!(number_of(200_000).index(), 2);
+        assert_eq!(number_of(0), UserNumber::ROOT);
     }
 
     /// Starts a program that says a line and waits for one.
