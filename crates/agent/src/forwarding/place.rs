@@ -42,7 +42,7 @@ pub(super) fn connect(place: &Place, host: &OwnedFd) -> io::Result<OwnedFd> {
         deadline: Instant::now() + CONNECT_TIMEOUT,
     };
     match place {
-        Place::Unix { path } => attempt.unix(&SocketAddrUnix::new(path_of(path))?),
+        Place::Unix { path } => attempt.unix(&SocketAddrUnix::new(path_of(path))?, true),
         Place::Tcp { host, port } => {
             let addresses = addresses(host)?.into_iter();
             let addresses: Vec<_> = addresses
@@ -68,12 +68,12 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    fn unix(&self, address: &SocketAddrUnix) -> io::Result<OwnedFd> {
+    fn unix(&self, address: &SocketAddrUnix, waits: bool) -> io::Result<OwnedFd> {
         let socket = new_socket(AddressFamily::UNIX)?;
         loop {
             match rustix::net::connect(&socket, address) {
                 Ok(()) => return Ok(socket),
-                Err(Errno::AGAIN) => {
+                Err(Errno::AGAIN) if waits => {
                     let pause = self.deadline.min(Instant::now() + BACKLOG_PAUSE);
                     self.wait(None, pause)?;
                     if Instant::now() >= self.deadline {
@@ -129,13 +129,9 @@ impl Attempt<'_> {
         if !address.ip().is_loopback() {
             return Err(Errno::NETUNREACH.into());
         }
-        for name in crate::transparent::loopback::names_at(address)? {
-            match self.unix(&name) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-                result => return result,
-            }
-        }
-        Err(Errno::CONNREFUSED.into())
+        let call = |name: &_, waits| Ok((self.unix(name, waits)?, ()));
+        let (socket, ()) = crate::transparent::loopback::first_of(address, call)?;
+        Ok(socket)
     }
 
     /// Waits until then for a socket to be connected: whether it is. The host's end is an error; what it says stays for the program.
@@ -260,7 +256,7 @@ mod tests {
             deadline: Instant::now(),
         };
         let error = attempt
-            .unix(&SocketAddrUnix::new(&path).unwrap())
+            .unix(&SocketAddrUnix::new(&path).unwrap(), true)
             .unwrap_err();
         assert_eq!(error.kind(), TimedOut, "{error}");
     }

@@ -23,6 +23,9 @@ const PREFIX: &str = "ringdown/tcp/";
 const FIRST_PORT: u16 = 32_768;
 const PORTS: u16 = 28_232;
 
+/// Ports below it are root's.
+const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
+
 /// How long a call waits for room in a listener's queue.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -42,7 +45,7 @@ fn address_of(name: SocketAddrAny) -> Option<SocketAddr> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
 
-/// Whom an address of the guest's own may reach: who listens at it, or at all addresses. The first that listens is it.
+/// Whom an address of the guest's own may reach: who listens at it, or at all addresses.
 pub(crate) fn names_at(to: SocketAddr) -> io::Result<Vec<SocketAddrUnix>> {
     let (every_v4, every): (IpAddr, IpAddr) =
         (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
@@ -106,17 +109,50 @@ pub(crate) fn bound(to: SocketAddr) -> Result<(OwnedFd, SocketAddr), Errno> {
 /// # Errors
 /// As of TCP.
 pub(crate) fn connected(to: SocketAddr) -> Result<(OwnedFd, SocketAddr), Errno> {
-    let (socket, own) = bound((concrete(to.ip().to_canonical()), 0).into())?;
-    set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_TIMEOUT))?;
-    for name in names_at(to).map_err(|_| Errno::INVAL)? {
-        match connect(&socket, &name) {
-            // It was bound and does not listen, or does not any more.
-            Err(Errno::CONNREFUSED) => {}
-            Err(Errno::AGAIN) => return Err(Errno::TIMEDOUT),
-            result => return result.map(|()| (socket, own)),
+    let call = |name: &SocketAddrUnix, waits: bool| {
+        let (socket, own) = bound((concrete(to.ip().to_canonical()), 0).into())?;
+        set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_TIMEOUT))?;
+        rustix::io::ioctl_fionbio(&socket, !waits)?;
+        match connect(&socket, name) {
+            Err(Errno::AGAIN) if waits => Err(Errno::TIMEDOUT.into()),
+            result => Ok(result.map(|()| (socket, own))?),
         }
+    };
+    first_of(to, call).map_err(sys::supervise::errno)
+}
+
+/// Calls whom an address of the guest's own may reach, and returns the first at which root listens, or else the first; of a privileged port root's only. A name has no owner: any user
+/// could take the narrower or the wider one of a port that is root's, and with it root's callers. A queue that is full is waited for only if nothing of root's listens.
+pub(crate) fn first_of<A>(
+    to: SocketAddr,
+    call: impl Fn(&SocketAddrUnix, bool) -> io::Result<(OwnedFd, A)>,
+) -> io::Result<(OwnedFd, A)> {
+    let mut found = Err(Errno::CONNREFUSED.into());
+    let mut names = names_at(to)?;
+    for waits in [false, true] {
+        let mut full = Vec::new();
+        for name in names {
+            match call(&name, waits) {
+                Ok(called) if crate::transport::peer_user(&called.0)? == 0 => return Ok(called),
+                Ok(_) if to.port() < FIRST_UNPRIVILEGED_PORT => {}
+                Ok(called) if found.is_err() => found = Ok(called),
+                Ok(_) => {}
+                // It was bound and does not listen, or does not any more.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !waits => {
+                    full.push(name);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        names = full;
     }
-    Err(Errno::CONNREFUSED)
+    found
+}
+
+/// Whether this user may have this port.
+pub(crate) fn may_bind(user: u32, port: u16) -> bool {
+    user == 0 || port == 0 || port >= FIRST_UNPRIVILEGED_PORT
 }
 
 /// Who has called.
@@ -204,5 +240,46 @@ mod tests {
                 .ip()
                 .is_loopback()
         );
+    }
+
+    /// Listens in a thread of another user.
+    fn listen_as(user: u32, at: SocketAddr) -> OwnedFd {
+        let thread = std::thread::spawn(move || {
+            let user = rustix::process::Uid::from_raw(user);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            let (listener, _) = bound(at).unwrap();
+            rustix::net::listen(&listener, 1).unwrap();
+            listener
+        });
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn no_user_gets_roots_callers() {
+        if !rustix::process::geteuid().is_root() {
+            println!("not tried: this user cannot become others");
+            return;
+        }
+        for (roots, anothers) in [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "0.0.0.0")] {
+            let ips = [roots, anothers].map(|ip| ip.parse::<IpAddr>().unwrap());
+            let (listener, at) = bound((ips[0], 0).into()).unwrap();
+            rustix::net::listen(&listener, 1).unwrap();
+            let taken = listen_as(4242, (ips[1], at.port()).into());
+            let to = SocketAddr::from(([127, 0, 0, 1], at.port()));
+            // The other's queue is full with the third.
+            for _ in 0..3 {
+                let _caller = connected(to).unwrap();
+                assert!(accept(&listener, Family::V4).is_ok(), "{roots}");
+            }
+            drop(listener);
+            while accept(&taken, Family::V4).is_ok() {}
+            let _caller = connected(to).unwrap();
+            assert!(accept(&taken, Family::V4).is_ok(), "{roots}");
+        }
+        let port = 1023;
+        let _taken = listen_as(4242, ([127, 0, 0, 1], port).into());
+        let refused = connected(([127, 0, 0, 1], port).into());
+        assert_eq!(refused.unwrap_err(), Errno::CONNREFUSED);
+        assert!(!may_bind(4242, port) && may_bind(4242, 0) && may_bind(0, port));
     }
 }

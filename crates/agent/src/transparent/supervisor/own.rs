@@ -24,6 +24,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 impl Supervisor {
     /// The program's socket gets this address.
     pub(super) fn bind_own(&self, call: &PendingCall, dial: &mut Dial) -> Result<Outcome, Errno> {
+        if !loopback::may_bind(call.caller.owner.0, dial.to.port()) {
+            return Err(Errno::ACCESS);
+        }
         let (fresh, own) = loopback::bound(dial.to)?;
         self.replace(call, dial, fresh, Progress::Bound)?;
         if let Some(socket) = self.sockets().get_mut(dial.number) {
