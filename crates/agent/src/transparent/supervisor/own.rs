@@ -71,7 +71,7 @@ impl Supervisor {
         })
     }
 
-    /// Held by who takes a caller at this listener.
+    /// Held while a caller at this listener is taken.
     fn turn_at(&self, number: u64) -> Arc<Mutex<()>> {
         let turns = self.turns.lock();
         let mut turns = turns.unwrap_or_else(PoisonError::into_inner);
