@@ -9,7 +9,7 @@ use policy::{
 use thiserror::Error;
 use wire::vsock::Header;
 
-use crate::end::EndRegister;
+use crate::end::{EndRegister, GuestEnd};
 use crate::share::{Origin, PREPAID, Shares};
 use crate::{Counters, Limits, Reason, Side};
 
@@ -57,6 +57,8 @@ pub(crate) struct Line {
     pub(crate) stale: usize,
     /// Resets for packets without a circuit, at most `Limits::orphan_resets`.
     pub(crate) orphans: VecDeque<Header>,
+    /// Ends that a switch before this one left to the guest, while the line has yet to come up.
+    pub(crate) lost: Vec<GuestEnd>,
     pub(crate) circuits: u32,
     pub(crate) half_open: u32,
     /// What of these others hold who called.
@@ -111,6 +113,7 @@ impl Line {
             round: VecDeque::new(),
             stale: 0,
             orphans: VecDeque::new(),
+            lost: Vec::new(),
             circuits: 0,
             half_open: 0,
             shares: Shares::default(),

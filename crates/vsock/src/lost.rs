@@ -25,13 +25,25 @@ impl Switch {
         }
     }
 
-    /// Resets ends that a switch before this one left to a guest.
+    /// Resets ends that a switch before this one left to a guest: when its line is up.
     pub fn reset_lost(&mut self, id: LineId, ends: &[GuestEnd], actions: &mut Actions) {
-        let Some(line) = self.line_mut(id).filter(|line| line.up) else {
+        let Some(line) = self.line_mut(id) else {
+            return;
+        };
+        line.lost = ends.to_vec();
+        if line.up {
+            self.reset_noted(id, actions);
+        }
+    }
+
+    /// Resets what [`reset_lost`](Self::reset_lost) has noted.
+    pub(crate) fn reset_noted(&mut self, id: LineId, actions: &mut Actions) {
+        let Some(line) = self.line_mut(id).filter(|line| !line.lost.is_empty()) else {
             return;
         };
         let cid = line.address.cid;
-        line.orphans.extend(ends.iter().map(|end| Header {
+        let lost = std::mem::take(&mut line.lost).into_iter();
+        line.orphans.extend(lost.map(|end| Header {
             src_cid: end.peer.0.into(),
             dst_cid: cid.into(),
             src_port: end.peer.1,

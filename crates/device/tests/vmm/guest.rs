@@ -96,9 +96,13 @@ impl Guest {
     }
 
     pub fn enable(&self) {
+        self.set_enabled(true);
+    }
+
+    pub fn set_enabled(&self, enabled: bool) {
         let none: [BorrowedFd<'_>; 0] = [];
         for index in [RX, TX] {
-            let enabled = quads(&[index as u64 | 1 << 32]);
+            let enabled = quads(&[index as u64 | u64::from(enabled) << 32]);
             send(&self.vmm, request::SET_VRING_ENABLE, &enabled, &none);
         }
     }

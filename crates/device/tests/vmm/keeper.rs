@@ -153,6 +153,35 @@ fn another_goes_on_and_resets_the_circuits_of_the_one_before() {
 }
 
 #[test]
+fn a_guest_that_is_paused_meanwhile_has_its_circuits_reset_when_it_goes_on() {
+    let host = Host::new();
+    let _listener = UnixListener::bind(host.path().join(format!("{}.sock_80", host.vm))).unwrap();
+    let mut first = host.fabric();
+    let mut guest = Guest::connect_without_rings(&host.socket());
+    guest.start_kick_first();
+    runs(&mut first.0);
+    let buffer = guest.buffer(4096);
+    guest.offer(RX, buffer, 8);
+    guest.kick(RX);
+    dial(&mut guest, 80);
+    turn_until(&mut first.0, "the guest is answered", |_| {
+        guest.given_back(RX) == 1
+    });
+    guest.set_enabled(false);
+    end(first, &[&guest]);
+    let mut second = host.fabric();
+    // When this is answered, what the first one had taken is given back.
+    guest.wait_for_answer(|| second.0.turn(Some(Duration::from_millis(1))).unwrap());
+    let before = guest.given_back(RX);
+    let buffer = guest.buffer(4096);
+    guest.offer(RX, buffer, 8);
+    guest.set_enabled(true);
+    turn_until(&mut second.0, "the circuit is reset", |_| {
+        guest.given_back(RX) > before
+    });
+}
+
+#[test]
 fn a_vmm_that_connects_while_there_is_nobody_waits() {
     let host = Host::new();
     end(host.fabric(), &[]);
