@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -231,10 +231,7 @@ impl Holder {
             .extend(gone.map(|kept| Arc::new(Mutex::new(Some(kept)))));
         while let Some(closing) = self.unclosed.last().cloned() {
             let close = move || {
-                let taken = closing
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
+                let taken = sys::lock(&closing).take();
                 drop(taken);
             };
             let thread = std::thread::Builder::new().name("close".to_owned());

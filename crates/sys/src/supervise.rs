@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -369,7 +369,7 @@ impl Listener {
         let call = call.ok_or_else(|| {
             io::Error::other(format!("the system call {number} was not to be watched"))
         })?;
-        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut users = crate::lock(&self.users);
         let call = PendingCall {
             id,
             thread: pid,

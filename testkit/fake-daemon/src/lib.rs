@@ -1,4 +1,4 @@
-//! A daemon for tests: all of it but the worker, whose lines have real sockets and nobody behind them.
+//! A daemon for tests: all of it but the worker, whose lines have real sockets and no VMM.
 //!
 //! The daemon's own tests have this as a part of theirs, and hold each answer against the API's description.
 

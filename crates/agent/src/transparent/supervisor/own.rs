@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -73,8 +73,7 @@ impl Supervisor {
 
     /// Held while a caller at this listener is taken.
     fn turn_at(&self, number: u64) -> Arc<Mutex<()>> {
-        let turns = self.turns.lock();
-        let mut turns = turns.unwrap_or_else(PoisonError::into_inner);
+        let mut turns = sys::lock(&self.turns);
         if let Some(turn) = turns.get(&number).and_then(Weak::upgrade) {
             return turn;
         }
@@ -126,7 +125,7 @@ impl Supervisor {
         let Accepted { socket, own, peer } = {
             // A second one that saw the same caller would wait for another.
             let turn = self.turn_at(number);
-            let _alone = turn.lock().unwrap_or_else(PoisonError::into_inner);
+            let _alone = sys::lock(&turn);
             self.listener.still_pending(call)?;
             loopback::accept(listener, family)?
         };
