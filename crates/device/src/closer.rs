@@ -56,8 +56,6 @@ struct State {
     is_over: bool,
 }
 
-impl Shared {}
-
 impl Closer {
     /// Whether so much waits of this party that it is to get no further sockets now.
     pub(crate) fn is_full(&mut self, party: Option<Party>) -> bool {

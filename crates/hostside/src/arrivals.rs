@@ -28,8 +28,6 @@ pub const MAX_WAITING_OF_VM: usize = 4;
 #[derive(Debug, Clone, Default)]
 struct Waiting(Arc<Mutex<HashMap<String, usize>>>);
 
-impl Waiting {}
-
 /// Where connections are handed over.
 #[derive(Debug, Clone)]
 pub struct ArrivalSender {

@@ -300,12 +300,16 @@ fn a_service_with_much_to_be_closed_gets_no_circuits() {
     house.wait_for_circuits(0);
     listener.set_nonblocking(true).unwrap();
     let is_taken = || {
-        let near = vmm.dial(5000).unwrap();
+        let mut near = vmm.dial(5000).unwrap();
         near.set_nonblocking(true).unwrap();
         let until = Instant::now() + crate::PATIENCE;
         loop {
-            if listener.accept().is_ok() {
-                drop(near);
+            if let Ok((mut far, _)) = listener.accept() {
+                // Or else the circuit may end before it has the socket, which is closed later.
+                near.set_nonblocking(false).unwrap();
+                far.write_all(b"x").unwrap();
+                assert!(byte_comes(&mut near));
+                drop((near, far));
                 house.wait_for_circuits(0);
                 return true;
             }

@@ -41,8 +41,6 @@ pub(crate) struct Expected {
     outcome: oneshot::Sender<socks::Reply>,
 }
 
-impl Announced {}
-
 /// Takes back an announcement when it is dropped, if its call has not come.
 struct Announcing<'a> {
     announced: &'a Announced,
