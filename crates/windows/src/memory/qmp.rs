@@ -65,6 +65,8 @@ pub enum QmpError {
         /// What came, the beginning of it.
         found: String,
     },
+    #[error("each of its ports for windows (ringdown-port0 and on, {ports} at most) has a device")]
+    NoPort { ports: u32 },
     #[error("QEMU refuses {command}: {words}")]
     Refused {
         command: &'static str,
@@ -180,30 +182,41 @@ impl Qmp {
         removed.map(drop)
     }
 
-    /// Into the first port that is free. Where the machine has none of ours it may have a bus into which anything can be plugged.
     fn plug(&mut self, memory: &str, ports: u32) -> Result<(), QmpError> {
-        let device = json!({ "driver": "virtio-pmem-pci", "id": format!("{memory}-device"), "memdev": memory });
-        let mut refusals = Vec::new();
-        for port in (0..ports).map(Some).chain([None]) {
-            let mut device = device.clone();
-            if let Some(index) = port {
-                device["bus"] = port_name(index).into();
-                // Without it, some versions plug a second device where no guest looks for one.
-                device["addr"] = "0x0".into();
-            }
-            match self.execute("device_add", device) {
-                Err(QmpError::Refused { words, .. }) => refusals.push(words),
-                done => return done.map(drop),
+        let mut device = json!({ "driver": "virtio-pmem-pci", "id": format!("{memory}-device"), "memdev": memory });
+        if let Some(port) = self.free_port(ports)? {
+            device["bus"] = port.into();
+            // Without it, some versions plug a second device where no guest looks for one.
+            device["addr"] = "0x0".into();
+        }
+        self.execute("device_add", device).map(drop)
+    }
+
+    /// The first port without a device. A machine that has none of our ports may have a bus into which anything can be plugged.
+    ///
+    /// A port is not just tried: QEMU 7.2 that refuses a device waits for the emulated processor (`drain_call_rcu`), which may wait for QEMU's own thread, and
+    /// then the VM stands still for good.
+    fn free_port(&mut self, ports: u32) -> Result<Option<String>, QmpError> {
+        let mut has_ports = false;
+        for port in (0..ports).map(port_name) {
+            let bus = json!({ "path": format!("/machine/peripheral/{port}/{port}") });
+            let bus = match self.execute("qom-list", bus) {
+                Err(QmpError::Refused { .. }) => continue,
+                bus => bus?,
+            };
+            let Some(properties) = bus.as_array() else {
+                return Err(unexpected("a list of properties", &bus));
+            };
+            has_ports = true;
+            let mut names = properties.iter().filter_map(|one| one["name"].as_str());
+            if !names.any(|name| name.starts_with("child[")) {
+                return Ok(Some(port));
             }
         }
-        // The first says what is wrong with the ports, the last what is wrong with the machine's own bus.
-        refusals.dedup();
-        let words = match refusals.as_slice() {
-            [first, .., last] => format!("{first}; {last}"),
-            other => other.concat(),
-        };
-        let command = "device_add";
-        Err(QmpError::Refused { command, words })
+        match has_ports {
+            true => Err(QmpError::NoPort { ports }),
+            false => Ok(None),
+        }
     }
 
     fn execute(&mut self, command: &'static str, arguments: Value) -> Result<Value, QmpError> {
