@@ -364,6 +364,49 @@ fn a_port_has_so_many_sessions_and_no_more() {
     assert!(!stand.exchange.has_call());
 }
 
+/// Who sends from a thousand ports has all sessions as long as nobody else wants one, and gives its most silent one then.
+#[test]
+fn one_sender_with_many_ports_keeps_no_other_sender_out() {
+    let stand = Stand::new();
+    let server = udp_publish(&stand);
+    let mut buffer = [0; 64];
+    let mut open = Vec::new();
+    for _ in 0..hostside::proxy::publish::udp::MAX_SESSIONS {
+        let client = udp_client(server);
+        client.send(b"x").expect("sent");
+        let guest: OwnedMessages = blocking(stand.exchange.next_call().socket);
+        open.push((guest, client));
+    }
+    let receive = |guest: &OwnedMessages, buffer: &mut [u8]| {
+        let (len, _) =
+            rustix::net::recv(&guest.0, &mut *buffer, RecvFlags::empty()).expect("received");
+        len
+    };
+    open[0].1.send(b"again").expect("sent");
+    assert_eq!(receive(&open[0].0, &mut buffer), 1);
+    assert_eq!(receive(&open[0].0, &mut buffer), 5);
+    let other = UdpSocket::bind("127.0.0.2:0").expect("a socket");
+    other.connect(server).expect("connected");
+    other.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    other.send(b"question").expect("sent");
+    let guest: OwnedMessages = blocking(stand.exchange.next_call().socket);
+    assert_eq!(receive(&guest, &mut buffer), 8);
+    rustix::net::send(&guest.0, b"answer", SendFlags::empty()).expect("sent");
+    assert_eq!(other.recv(&mut buffer).expect("received"), 6);
+    // The second has gone, which has been silent for longest; the first has not.
+    assert_eq!(receive(&open[1].0, &mut buffer), 1);
+    assert_eq!(receive(&open[1].0, &mut buffer), 0);
+    open[0].1.send(b"more").expect("sent");
+    assert_eq!(receive(&open[0].0, &mut buffer), 4);
+    // One more of those ports takes no other sender's place.
+    let late = udp_client(server);
+    late.send(b"x").expect("sent");
+    until("it is lost", || stand.proxy.report().lost_datagrams == 1);
+    other.send(b"more").expect("sent");
+    assert_eq!(receive(&guest, &mut buffer), 4);
+    assert!(!stand.exchange.has_call());
+}
+
 #[test]
 fn no_service_leads_a_guest_to_a_published_port_by_a_name_or_any_address() {
     let script = Arc::new(Script::default());

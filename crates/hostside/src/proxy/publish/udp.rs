@@ -4,8 +4,9 @@
 //! Which it is shows when the first call is refused: what has been sent until then is sent again. What worked last is
 //! tried first the next time.
 
+mod sessions;
+
 use runtime::sockets;
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,13 +21,14 @@ use tokio::time::Instant;
 use vsock::Reason;
 use wire::vsock::SocketType;
 
+use self::sessions::Sessions;
 use super::{Outgoing, Standing, dial_guest, log_refusal};
 use crate::proxy::datagram::{self, FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use crate::proxy::identity::{Transport, published_header};
 use crate::proxy::shared::{Shared, count};
 use crate::proxy::udp::{IDLE_TIMEOUT, Last, lost_is_lost};
 
-/// Sessions of one published port at once. Datagrams of further addresses are lost.
+/// Sessions of one published port at once. A further one takes the place of one of the sender that has the most, or its datagrams are lost.
 pub const MAX_SESSIONS: usize = 1024;
 
 /// How long a session lives that the guest has not answered yet, and for which nothing comes: an address may be forged.
@@ -58,7 +60,7 @@ pub(crate) async fn serve(
     let socket = Arc::new(UdpSocket::from_std(socket)?);
     let prefers_stream = Arc::new(AtomicBool::new(false));
     let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES));
-    let mut sessions: HashMap<SocketAddr, mpsc::Sender<Datagram>> = HashMap::new();
+    let mut sessions = Sessions::default();
     // Sessions end with this task.
     let mut tasks = JoinSet::new();
     let mut buffer = vec![0; MAX_DATAGRAM_LEN];
@@ -73,7 +75,7 @@ pub(crate) async fn serve(
                 }
             },
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {
-                sessions.retain(|_, session| !session.is_closed());
+                sessions.forget_ended();
                 continue;
             }
         };
@@ -86,8 +88,8 @@ pub(crate) async fn serve(
             bytes: buffer[..len].to_vec(),
             _room: room,
         };
-        if sessions.get(&peer).is_none_or(mpsc::Sender::is_closed) {
-            if sessions.len() >= MAX_SESSIONS {
+        if sessions.of(peer).is_none() {
+            if !sessions.make_room(peer) {
                 count(&shared.counts.lost_datagrams);
                 continue;
             }
@@ -100,12 +102,10 @@ pub(crate) async fn serve(
                 prefers_stream: prefers_stream.clone(),
                 refusal: Arc::default(),
             };
-            tasks.spawn(session.run(datagrams));
-            sessions.insert(peer, sender);
+            let task = tasks.spawn(session.run(datagrams));
+            sessions.insert(peer, sender, task);
         }
-        let sent = sessions
-            .get(&peer)
-            .map(|session| session.try_send(datagram));
+        let sent = sessions.of(peer).map(|session| session.try_send(datagram));
         if !matches!(sent, Some(Ok(()))) {
             count(&shared.counts.lost_datagrams);
         }
