@@ -12,6 +12,9 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 /// So many descriptors of a process are looked at.
 const MAX_DESCRIPTORS: usize = 1 << 16;
 
+/// `PIDFD_THREAD` of pidfd_open(2).
+const PIDFD_THREAD: u32 = rustix::fs::OFlags::EXCL.bits();
+
 /// A thread of the program, by its number.
 #[derive(Debug, Clone, Copy)]
 pub struct Thread(pub u32);
@@ -36,9 +39,15 @@ impl Thread {
         if number < 0 {
             return Err(rustix::io::Errno::BADF.into());
         }
-        // Threads share their descriptors, and only their process can be opened.
-        let process = pidfd_open(self.process()?, PidfdFlags::empty())?;
-        Ok(pidfd_getfd(&process, number, PidfdGetfdFlags::empty())?)
+        // Since Linux 6.9 a thread can be opened. Before, only the first of its process, which may have ended, or have other descriptors.
+        let opened = Pid::from_raw(self.0 as i32)
+            .ok_or(rustix::io::Errno::SRCH)
+            .and_then(|own| pidfd_open(own, PidfdFlags::from_bits_retain(PIDFD_THREAD)));
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(_) => pidfd_open(self.process()?, PidfdFlags::empty())?,
+        };
+        Ok(pidfd_getfd(&opened, number, PidfdGetfdFlags::empty())?)
     }
 
     /// Where a path leads that the process says.
@@ -127,7 +136,7 @@ impl Thread {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, AsRawFd};
     use std::os::unix::fs::FileExt;
     use std::os::unix::net::UnixStream;
 
@@ -182,5 +191,26 @@ mod tests {
         let same = ourselves().descriptor(other.as_raw_fd()).unwrap();
         assert_ne!(rustix::fs::fstat(&same).unwrap().st_ino, inode);
         assert!(ourselves().descriptor(-1).is_err());
+    }
+
+    /// As of a program whose first thread has ended.
+    #[test]
+    fn a_thread_may_have_descriptors_of_its_own() {
+        let own = rustix::process::getpid();
+        if pidfd_open(own, PidfdFlags::from_bits_retain(PIDFD_THREAD)).is_err() {
+            println!("not tried: this kernel opens no threads");
+            return;
+        }
+        let look = || {
+            // SAFETY: the thread gets a table of its own, in which all descriptors stay open until it ends.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_FILES) }, 0);
+            let (one, other) = UnixStream::pair().unwrap();
+            let number = rustix::thread::gettid().as_raw_pid() as u32;
+            let same = Thread(number).descriptor(one.as_raw_fd()).unwrap();
+            let inode = |file: &dyn AsFd| rustix::fs::fstat(file.as_fd()).unwrap().st_ino;
+            assert_eq!(inode(&same), inode(&one));
+            assert_ne!(inode(&same), inode(&other));
+        };
+        std::thread::spawn(look).join().unwrap();
     }
 }
