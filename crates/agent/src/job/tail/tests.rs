@@ -290,6 +290,35 @@ fn places_of_a_hostile_host_are_harmless() {
     }
 }
 
+/// To open a device may do something: a watchdog is started, a tape is rewound.
+#[test]
+fn what_is_no_file_is_not_even_opened() {
+    use rustix::fs::inotify;
+    let log = Log::new();
+    let other = log.other("other");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &other, Mode::RWXU).unwrap();
+    let events = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
+    inotify::add_watch(&events, &other, inotify::WatchFlags::OPEN).unwrap();
+    std::os::unix::fs::symlink(&other, log.path()).unwrap();
+    Tail::open(0, log.path(), None, None, true).unwrap_err();
+    // Nor as one that the log was rotated to.
+    fs::remove_file(log.path()).unwrap();
+    std::os::unix::fs::symlink(&other, log.other("log.1")).unwrap();
+    log.append("one\n");
+    let lost = FileCursor {
+        device: 1,
+        inode: 2,
+        offset: 1,
+        before: 0,
+    };
+    assert_eq!(
+        texts(&drain(&mut log.tail(Some(lost), None, false))),
+        ["one"]
+    );
+    let opened = rustix::io::read(&events, &mut [0; 512]);
+    assert_eq!(opened, Err(rustix::io::Errno::AGAIN));
+}
+
 #[test]
 fn rotated_names() {
     let yes: [&[u8]; 6] = [
