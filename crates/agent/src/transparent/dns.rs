@@ -1,7 +1,7 @@
 //! What a program that asks for an address gets: one that stands for the name ([`super::names`]).
 //!
 //! Every name has an address, as none is looked up here: whether there is such a name, and whether the guest may call it, is known when it is called. Reverse names are known
-//! of these addresses. Other kinds of records there are none.
+//! of the addresses that the same user has asked for. Other kinds of records there are none.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ use domain::rdata::{A, Aaaa, Ptr, ZoneRecordData};
 use sys::supervise::UserNumber;
 use wire::destination::Host;
 
-use super::names::{Meaning, Names};
+use super::names::Names;
 
 /// How long a program may keep an answer, in seconds. The address stands for the name for longer.
 const TTL: Ttl = Ttl::from_secs(30);
@@ -48,9 +48,7 @@ pub(crate) fn answer(bytes: &[u8], names: &mut Names, user: UserNumber) -> Optio
 /// All that is known of a name; nothing if there is none.
 fn records(asked: &OwnedName, names: &mut Names, user: UserNumber) -> Option<Vec<Data>> {
     if let Some(address) = reversed(asked) {
-        let Meaning::Name(name) = names.meaning_of(address) else {
-            return None;
-        };
+        let name = names.name_for(user, address)?;
         let name = Name::vec_from_str(&name).ok()?;
         return Some(vec![Ptr::new(name).into()]);
     }
@@ -120,12 +118,21 @@ mod tests {
     use super::*;
 
     fn ask(name: &str, kind: Rtype, names: &mut Names) -> (Rcode, Vec<String>) {
+        ask_as(UserNumber::ROOT, name, kind, names)
+    }
+
+    fn ask_as(
+        user: UserNumber,
+        name: &str,
+        kind: Rtype,
+        names: &mut Names,
+    ) -> (Rcode, Vec<String>) {
         let mut question = MessageBuilder::new_vec().question();
         question.header_mut().set_id(0x1234);
         question.header_mut().set_rd(true);
         let name: OwnedName = Name::vec_from_str(name).unwrap();
         question.push((name, kind)).unwrap();
-        let bytes = answer(&question.finish(), names, UserNumber::ROOT).unwrap();
+        let bytes = answer(&question.finish(), names, user).unwrap();
         let message = Message::from_slice(&bytes).unwrap();
         assert_eq!(message.header().id(), 0x1234);
         assert!(message.header().qr() && message.header().ra() && message.header().rd());
@@ -168,6 +175,27 @@ mod tests {
         ] {
             assert_eq!(ask(name), (Rcode::NXDOMAIN, vec![]), "{name}");
         }
+    }
+
+    #[test]
+    fn a_user_learns_no_names_that_others_have_asked_for() {
+        let mut names = Names::default();
+        let (victim, other) = (UserNumber::of(1), UserNumber::of(2));
+        names.addresses_of(victim, "secret.example");
+        names.addresses_of(other, "own.example");
+        let mut ask = |user, name: &str| ask_as(user, name, Rtype::PTR, &mut names).1.len();
+        let digits = "2.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.4.6.7.6.e.6.9.6.2.7.d.f.ip6.arpa";
+        for secret in ["2.0.18.198.in-addr.arpa", digits] {
+            assert_eq!(ask(other, secret), 0);
+            assert_eq!(ask(victim, secret), 1);
+            assert_eq!(ask(UserNumber::ROOT, secret), 1);
+        }
+        assert_eq!(ask(other, "3.0.18.198.in-addr.arpa"), 1);
+        assert_eq!(ask(victim, "3.0.18.198.in-addr.arpa"), 0);
+        // To ask for the same name is no way to learn that another has.
+        names.addresses_of(other, "secret.example");
+        let secret = "2.0.18.198.in-addr.arpa";
+        assert_eq!(ask_as(other, secret, Rtype::PTR, &mut names).1.len(), 0);
     }
 
     #[test]

@@ -128,6 +128,19 @@ impl Names {
         let name = number.and_then(|number| self.names.get(&number));
         name.map_or(Meaning::Nothing, |name| Meaning::Name(name.clone()))
     }
+
+    /// The name of an address, if this user may know it: its own addresses, and root all. Else a user could list what others ask for.
+    pub(crate) fn name_for(&self, user: UserNumber, address: IpAddr) -> Option<String> {
+        let Meaning::Name(name) = self.meaning_of(address) else {
+            return None;
+        };
+        let number = self.shares[user.index()].names.get(&name);
+        let is_own = number.is_some_and(|number| {
+            let (v4, v6) = (ipv4(FIRST + number), ipv6(FIRST + number));
+            [v4.into(), v6.into()].contains(&address.to_canonical())
+        });
+        (is_own || user == UserNumber::ROOT).then_some(name)
+    }
 }
 
 /// The guest's own address, of the same family as this one.

@@ -227,6 +227,7 @@ fn supervised_part() {
         Ok("name server") => name_server_part(),
         Ok("rights") => rights_part(),
         Ok("accepts") => accepts_part(),
+        Ok("asks a server") => asks_a_server_part(),
         _ => return,
     };
     println!("said <{said}>");
@@ -564,6 +565,37 @@ fn a_socket_is_its_users_own() {
         assert_eq!(run("owners").0, "4242 4242 4242 4242");
         let said = run_with("owners", false, namespace(), true).0;
         assert_eq!(said, "4242 4242 4242 4242");
+    }
+}
+
+/// Asks a name server of the guest's own that accepts no more, as another user: whose the socket is of which the first packet is sent.
+fn asks_a_server_part() -> String {
+    let own: SocketAddr = "127.73.22.54:53".parse().unwrap();
+    let listener = TcpListener::bind(own).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _in_queue = TcpStream::connect(own).unwrap();
+    let asking = std::thread::spawn(move || as_user(4242, move || drop(TcpStream::connect(own))));
+    // Columns of proc_net_tcp(5); 02 is SYN_SENT.
+    let end = "3616497F:0035";
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let user = loop {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let mut lines = table
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        if let Some(line) = lines.find(|line| line[2] == end && line[3] == "02") {
+            break line[7].to_owned();
+        }
+        assert!(Instant::now() < deadline, "nothing is being connected");
+    };
+    asking.join().unwrap();
+    user
+}
+
+#[test]
+fn a_question_to_a_name_server_is_its_users_from_the_first_packet_on() {
+    if is_root() {
+        assert_eq!(run("asks a server").0, "4242");
     }
 }
 

@@ -272,7 +272,7 @@ impl Supervisor {
     /// Questions for names, over a stream: a name server of the guest's own has them, or else the resolver, which has the other end of what takes the place of the program's socket.
     fn dial_resolver(&self, call: &PendingCall, dial: &mut Dial) -> Result<Dialled, Errno> {
         if is_of_guest(dial.to.ip())
-            && let Ok(own) = dial_name_server(dial.family, dial.to)
+            && let Ok(own) = dial_name_server(call, dial.family, dial.to)
         {
             self.replace(call, dial, own, Progress::Local)?;
             return Ok(Dialled::Done);
@@ -425,8 +425,10 @@ impl Supervisor {
 }
 
 /// A connection to a name server of the guest's own, if there is one.
-fn dial_name_server(family: Family, to: SocketAddr) -> Result<OwnedFd, Errno> {
+fn dial_name_server(call: &PendingCall, family: Family, to: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = kernel_socket(family)?;
+    // Rules of packet filters about owners judge its first packet.
+    make_callers(call, &socket)?;
     sockopt::set_socket_timeout(&socket, Timeout::Send, Some(NAME_SERVER_PATIENCE))?;
     rustix::net::connect(&socket, &to)?;
     Ok(socket)
