@@ -9,6 +9,7 @@ use nix::sys::socket::{SockFlag, SockType, VsockAddr, bind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use wire::agent::FIRST_UNPRIVILEGED_PORT;
 use wire::destination::Destination;
 use wire::socks::{self, Announcement, METHOD_ACCEPTED, Reply};
 
@@ -72,9 +73,7 @@ impl VsockWay {
         destination: &Destination,
     ) -> io::Result<(OwnedFd, Announcement)> {
         let announcer = dial_host_to_announce(self.port)?;
-        if own_port(socket)? == ANY_PORT {
-            bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, ANY_PORT))?;
-        }
+        bind_anywhere(socket)?;
         let announcement = Announcement {
             destination: destination.clone(),
             own_port: own_port(announcer.as_fd())?,
@@ -98,6 +97,7 @@ impl Way for VsockWay {
     }
 
     fn begin(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+        bind_anywhere(socket).map_err(sys::supervise::errno)?;
         let address = VsockAddr::new(HOST_CID, self.port);
         let begun = nix::sys::socket::connect(socket.as_raw_fd(), &address);
         begun.map_err(|errno| Errno::from_raw_os_error(errno as i32))
@@ -124,6 +124,8 @@ impl Way for VsockWay {
         let replied = announce_over(announcer.as_fd(), &announcement, deadline);
         match replied.map_err(unreachable_in_time)? {
             Reply::Succeeded => return Ok(Some(announcer)),
+            // Another's call is expected from this port: this one would be put through where that one was to go.
+            Reply::GeneralFailure => return Err(Errno::CONNABORTED),
             Reply::CommandNotSupported => self.announces_no_more(),
             _ => {}
         }
@@ -133,6 +135,36 @@ impl Way for VsockWay {
     fn own_port(&self, socket: BorrowedFd<'_>) -> u32 {
         own_port(socket).unwrap_or(0)
     }
+}
+
+/// How often a port is tried that another socket may have. There are 2^32.
+const PORT_ATTEMPTS: usize = 8;
+
+/// Gives a socket a port that no program can foresee. The kernel's come one after the other: a program could have a call announced from the next one, end that call before it arrives, and so have
+/// another program's call put through where its own was to go.
+fn bind_anywhere(socket: BorrowedFd<'_>) -> io::Result<()> {
+    if own_port(socket)? != ANY_PORT {
+        return Ok(());
+    }
+    let mut bound = Ok(());
+    for _ in 0..PORT_ATTEMPTS {
+        let address = VsockAddr::new(ANY_CID, random_port()?);
+        bound = bind(socket.as_raw_fd(), &address);
+        if bound != Err(nix::errno::Errno::EADDRINUSE) {
+            break;
+        }
+    }
+    Ok(bound?)
+}
+
+/// A port that is not privileged.
+fn random_port() -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    while rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())? < bytes.len()
+    {
+    }
+    let number = u32::from_ne_bytes(bytes);
+    Ok(FIRST_UNPRIVILEGED_PORT + number % (ANY_PORT - FIRST_UNPRIVILEGED_PORT))
 }
 
 fn own_port(socket: BorrowedFd<'_>) -> io::Result<u32> {
@@ -304,6 +336,15 @@ fn wait(socket: BorrowedFd<'_>, flags: PollFlags, deadline: Instant) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ports_are_not_privileged_and_do_not_follow_each_other() {
+        let ports: Vec<u32> = (0..100).map(|_| random_port().unwrap()).collect();
+        let is_right = |port: &u32| (FIRST_UNPRIVILEGED_PORT..ANY_PORT).contains(port);
+        assert!(ports.iter().all(is_right));
+        let is_next = |pair: &[u32]| pair[0].abs_diff(pair[1]) < 1 << 10;
+        assert!(!ports.windows(2).any(is_next));
+    }
 
     #[test]
     fn whatever_a_program_sees_of_a_refusal_has_a_meaning() {
