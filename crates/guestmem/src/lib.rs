@@ -9,6 +9,7 @@
 //! - [`region`] is one mapped region, [`area`] a checked stretch of it with the fields of a ring.
 //! - [`guest`] maps the regions that a VMM hands over and copies bytes in, out, and from guest to guest.
 //! - [`io`] lets a socket read from, and write to, guest memory without a copy of ours in between.
+//! - [`journal`] has what a successor of this process goes on with: records that change together.
 //! - [`queue`] is the device side of a virtqueue, split or packed (virtio 1.2, sections 2.7 and 2.8).
 //!
 //! The driver's side, for tests, fuzzers and benches, is the crate `guestmem-driver` in `testkit`.
@@ -49,11 +50,13 @@
 
 #[cfg_attr(loom, path = "area/modelled.rs")]
 pub mod area;
+mod crash;
 pub mod error;
 #[cfg_attr(miri, allow(dead_code))] // There are no mappings there, and no faults.
 pub mod fault;
 pub mod guest;
 pub mod io;
+pub mod journal;
 pub mod queue;
 pub mod region;
 #[cfg(not(miri))]

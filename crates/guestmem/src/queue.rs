@@ -38,7 +38,7 @@ use crate::area::{Area, Refusal};
 use crate::guest::{GuestMemory, MAX_REGIONS, Range};
 
 mod chain;
-mod crash;
+
 mod error;
 mod ledger;
 mod packed;
@@ -54,7 +54,7 @@ mod tests;
 
 pub use chain::{DESCRIPTOR_LEN, INDIRECT, NEXT, WRITE};
 pub use error::QueueError;
-pub use ledger::{Found, Ledger, Ledgers, Records};
+pub use ledger::{Found, Ledger, Ledgers, Positions};
 pub use {packed::fields as packed_fields, split::fields as split_fields};
 
 /// The most entries that a queue may have (virtio 1.2, section 2.7).
@@ -158,7 +158,8 @@ impl Queue {
     }
 
     /// A queue of which a successor of this process can know where it goes on. If the ledger is a predecessor's, the queue goes on where that one left it,
-    /// whatever its setup says, and the chains that were out are given back without a byte in them: call [`publish`](Self::publish).
+    /// whatever its setup says, and the chains that were out are given back without a byte in them, or with [`Found::Since`] stay [`out`](Self::out): call
+    /// [`publish`](Self::publish).
     ///
     /// # Errors
     /// As [`new`](Self::new); a ledger that does not fit the queue, or a predecessor's for a packed queue, which has none.
@@ -263,6 +264,33 @@ impl Queue {
     /// With debug assertions, if one of them is not out. Without, it stops there.
     pub fn rewind(&mut self, chains: u16) {
         either!(mut self, ring => ring.rewind(chains));
+    }
+
+    /// How far the queue has come, as if the last `untaken` chains had not been popped; none of them may have been given back. None of a packed queue.
+    pub fn positions(&self, untaken: u16) -> Option<Positions> {
+        match &self.format {
+            Format::Split(ring) => Some(ring.positions(untaken)),
+            Format::Packed(_) => None,
+        }
+    }
+
+    /// After a set-up with [`Found::Since`], before anything is popped: the chains that stay out, in the order in which they were popped.
+    pub fn out(&self) -> Vec<u16> {
+        match &self.format {
+            Format::Split(ring) => ring.out(),
+            Format::Packed(_) => Vec::new(),
+        }
+    }
+
+    /// Reads a chain that is [`out`](Self::out) into `chain`, as [`pop`](Self::pop) did in another process. `false` if it is not out.
+    ///
+    /// # Errors
+    /// As [`pop`](Self::pop).
+    pub fn read_again(&self, head: u16, chain: &mut Chain) -> Result<bool, QueueError> {
+        match &self.format {
+            Format::Split(ring) => ring.read_again(&self.memory, head, chain),
+            Format::Packed(_) => Ok(false),
+        }
     }
 
     /// Number of entries.

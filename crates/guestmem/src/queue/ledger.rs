@@ -9,12 +9,13 @@
 
 use std::fs::File;
 
-use super::{MAX_QUEUE_SIZE, QueueError, crash};
+use super::{MAX_QUEUE_SIZE, QueueError};
 use crate::area::Area;
+use crate::crash;
 use crate::guest::{GuestMemory, MemoryError, RegionSpec};
 use crate::sync::Ordering;
 
-/// Where the marks begin, two bytes for each head.
+/// Where the marks begin, eight bytes for each head: how many chains had been taken when it was, and zero while it is not out.
 const MARKS: usize = 8;
 const SIZE: usize = 0;
 const PUBLISHED: usize = 2;
@@ -23,34 +24,29 @@ const PUBLISHED: usize = 2;
 const HEADER_BYTES: usize = 4096;
 
 /// Bytes of one queue. Those that are never written cost no memory.
-const QUEUE_BYTES: usize = MARKS + 2 * MAX_QUEUE_SIZE as usize;
+const QUEUE_BYTES: usize = MARKS + 8 * MAX_QUEUE_SIZE as usize;
 
-/// Bytes of a record: four numbers.
-const RECORD_BYTES: usize = 16;
-
-/// The ledgers of all queues of a device, and a list of records for whatever else has to be known of it.
+/// The ledgers of all queues of a device.
 #[derive(Debug)]
 pub struct Ledgers {
     memory: GuestMemory,
     header: Area,
-    queues: usize,
-    records: usize,
 }
 
 impl Ledgers {
-    /// How long the file of so many queues and records is, in bytes.
-    pub fn file_bytes(queues: usize, records: usize) -> u64 {
-        (HEADER_BYTES + queues * QUEUE_BYTES + (1 + records) * RECORD_BYTES) as u64
+    /// How long the file of so many queues is, in bytes.
+    pub fn file_bytes(queues: usize) -> u64 {
+        (HEADER_BYTES + queues * QUEUE_BYTES) as u64
     }
 
     /// Those in this file, which is in memory and of the right length.
     ///
     /// # Errors
     /// What the file's mapping meets.
-    pub fn new(file: File, queues: usize, records: usize) -> Result<Ledgers, MemoryError> {
+    pub fn new(file: File, queues: usize) -> Result<Ledgers, MemoryError> {
         let memory = GuestMemory::with_regions(vec![RegionSpec {
             guest_address: 0,
-            size: Ledgers::file_bytes(queues, records),
+            size: Ledgers::file_bytes(queues),
             frontend_address: 0,
             file,
             file_offset: 0,
@@ -61,18 +57,7 @@ impl Ledgers {
         Ok(Ledgers {
             memory,
             header,
-            queues,
-            records,
         })
-    }
-
-    /// The list of records.
-    pub fn records(&self) -> Option<Records> {
-        let start = HEADER_BYTES + self.queues * QUEUE_BYTES;
-        let bytes = (1 + self.records) * RECORD_BYTES;
-        let area = super::area(&self.memory, "list", start as u64, bytes, 8).ok()?;
-        let room = self.records;
-        Some(Records { area, room })
     }
 
     /// The ledger of one queue; none for more queues than the file has room for.
@@ -80,7 +65,11 @@ impl Ledgers {
         let start = HEADER_BYTES + index.checked_mul(QUEUE_BYTES)?;
         let area = super::area(&self.memory, "ledger", start as u64, QUEUE_BYTES, 8);
         let area = area.ok()?;
-        Some(Ledger { area, found })
+        Some(Ledger {
+            area,
+            found,
+            taken: 0,
+        })
     }
 
     /// Notes that a message of the VMM's is being read and answered, or that it has been.
@@ -95,54 +84,25 @@ impl Ledgers {
     }
 }
 
-/// A list of records of four numbers, in the file of a device's ledgers.
-#[derive(Debug)]
-pub struct Records {
-    area: Area,
-    room: usize,
-}
-
-impl Records {
-    /// What stands there: as it was left, if another process wrote it.
-    pub fn read(&self) -> Vec<[u32; 4]> {
-        let len = self.area.load_u32(0, Ordering::Acquire) as usize;
-        let field = |place, index| self.area.load_u32(field(place, index), Ordering::Relaxed);
-        let record = |place| std::array::from_fn(|index| field(place, index));
-        (0..len.min(self.room)).map(record).collect()
-    }
-
-    /// Writes a record at its place, and makes the list longer if it was not so long. A place behind the room has no effect.
-    pub fn set(&self, place: usize, record: [u32; 4]) {
-        if place >= self.room {
-            return;
-        }
-        for (index, number) in record.into_iter().enumerate() {
-            let field = field(place, index);
-            self.area.store_u32(field, number, Ordering::Relaxed);
-        }
-        if self.area.load_u32(0, Ordering::Relaxed) as usize <= place {
-            self.truncate(place + 1);
-        }
-    }
-
-    /// Makes the list so long.
-    pub fn truncate(&self, len: usize) {
-        let len = len.min(self.room) as u32;
-        self.area.store_u32(0, len, Ordering::Release);
-    }
-}
-
-fn field(place: usize, index: usize) -> usize {
-    (1 + place) * RECORD_BYTES + 4 * index
-}
-
 /// What a ledger holds when a queue is set up with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Nothing of use: the queue goes on where its [`QueueSetup`](super::QueueSetup) says.
     Nothing,
-    /// What a process wrote that ran this queue until it ended.
+    /// What a process wrote that ran this queue until it ended. What it had out is given back.
     Predecessors,
+    /// Likewise, and what it did since it was at these positions has not happened: chains that it took are taken again, and the others that were out
+    /// stay out.
+    Since(Positions),
+}
+
+/// How far a split queue has come, modulo 65536.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Positions {
+    /// Chains taken.
+    pub available: u16,
+    /// Chains given back.
+    pub used: u16,
 }
 
 /// The ledger of one split queue.
@@ -150,12 +110,18 @@ pub enum Found {
 pub struct Ledger {
     area: Area,
     found: Found,
+    /// Chains taken, by this process.
+    taken: u64,
 }
 
 impl Ledger {
     /// Whether a predecessor ran the queue.
     pub fn has_predecessor(&self) -> bool {
-        self.found == Found::Predecessors
+        self.found != Found::Nothing
+    }
+
+    pub(super) fn found(&self) -> Found {
+        self.found
     }
 
     /// Begins anew, with no chain out.
@@ -168,7 +134,8 @@ impl Ledger {
         self.found = Found::Nothing;
     }
 
-    /// The heads of the chains that a predecessor had out. `used` is the index in the guest's memory, and `head_at` gives the head in the used ring at an index.
+    /// The heads of the chains that a predecessor had out, in the order in which they were taken. `used` is the index in the guest's memory, and `head_at`
+    /// gives the head in the used ring at an index.
     pub(super) fn recover(
         &mut self,
         size: u16,
@@ -187,17 +154,30 @@ impl Ledger {
             }
         }
         self.set_published(used);
-        let is_out = |head: &u16| self.area.load_u16(mark(*head), Ordering::Relaxed) != 0;
-        let out = (0..size).filter(is_out).collect();
+        let out = self.out(size);
+        self.taken = out.last().map_or(0, |head| self.taken_at(*head));
         self.found = Found::Nothing;
         Ok(out)
     }
 
+    /// The heads of the chains that are out, in the order in which they were taken.
+    pub(super) fn out(&self, size: u16) -> Vec<u16> {
+        let mut out: Vec<u16> = (0..size).filter(|head| self.taken_at(*head) != 0).collect();
+        out.sort_by_key(|head| self.taken_at(*head));
+        out
+    }
+
+    fn taken_at(&self, head: u16) -> u64 {
+        self.area.load_u64(mark(head), Ordering::Relaxed)
+    }
+
     /// A chain is out from now on. Called before anything is done with it.
     #[inline]
-    pub(super) fn mark(&self, head: u16) {
+    pub(super) fn mark(&mut self, head: u16) {
+        self.taken = self.taken.saturating_add(1);
         crash::point();
-        self.area.store_u16(mark(head), 1, Ordering::Release);
+        self.area
+            .store_u64(mark(head), self.taken, Ordering::Release);
         crash::point();
     }
 
@@ -205,7 +185,7 @@ impl Ledger {
     #[inline]
     pub(super) fn clear(&self, head: u16) {
         crash::point();
-        self.area.store_u16(mark(head), 0, Ordering::Release);
+        self.area.store_u64(mark(head), 0, Ordering::Release);
     }
 
     /// The marks of what is in the used ring up to here are away.
@@ -218,5 +198,5 @@ impl Ledger {
 }
 
 fn mark(head: u16) -> usize {
-    MARKS + 2 * usize::from(head)
+    MARKS + 8 * usize::from(head)
 }

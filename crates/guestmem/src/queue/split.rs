@@ -18,12 +18,12 @@ use std::hash::{DefaultHasher, Hasher};
 use super::chain::{
     self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only,
 };
-use super::ledger::Ledger;
+use super::ledger::{Found, Ledger, Positions};
 use super::{
-    Chain, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area, crash, needs_event,
-    samples,
+    Chain, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area, needs_event, samples,
 };
 use crate::area::Area;
+use crate::crash;
 use crate::guest::GuestMemory;
 use crate::sync::{Ordering, full_fence};
 
@@ -79,9 +79,10 @@ impl Split {
             ledger: None,
         };
         if let Some(mut ledger) = ledger {
-            match ledger.has_predecessor() {
-                true => split.take_over(&mut ledger)?,
-                false => ledger.begin(size, used),
+            match ledger.found() {
+                Found::Nothing => ledger.begin(size, used),
+                Found::Predecessors => split.take_over(&mut ledger)?,
+                Found::Since(positions) => split.take_over_since(&mut ledger, positions)?,
             }
             split.ledger = Some(ledger);
         }
@@ -92,15 +93,100 @@ impl Split {
     fn take_over(&mut self, ledger: &mut Ledger) -> Result<(), QueueError> {
         let (size, used) = (self.setup.size, self.next_used);
         let out = ledger.recover(size, used.get(), |index| self.used_head(index))?;
-        let next = used.get().wrapping_add(out.len() as u16);
-        (self.next_available, self.seen_available) = (Running::new(next), Running::new(next));
-        self.fresh = next == 0 && used.get() == 0;
+        self.go_on_at(used.get().wrapping_add(out.len() as u16));
         for head in out {
             // Which entry of the available ring it had is needed to rewind it, which it is not.
             self.in_flight.insert(head, 0);
             self.complete(head, 0);
         }
         Ok(())
+    }
+
+    /// Goes on at these positions, where another process was before it did what it never published or what is to be published now.
+    fn take_over_since(
+        &mut self,
+        ledger: &mut Ledger,
+        positions: Positions,
+    ) -> Result<(), QueueError> {
+        let (size, used) = (self.setup.size, self.next_used.get());
+        let Positions { available, .. } = positions;
+        let mut out = ledger.recover(size, used, |index| self.used_head(index))?;
+        let unfit = QueueError::Ledger { size, noted: size };
+        let unpublished = positions.used.wrapping_sub(used);
+        if unpublished > size {
+            return Err(unfit);
+        }
+        // Given back before: to be published.
+        let given_back: Vec<u32> = (0..unpublished)
+            .map(|step| self.used_head(used.wrapping_add(step)))
+            .collect();
+        // Taken since: to be taken again.
+        self.go_on_at(available);
+        let ahead = self.load_available_index()?.get().wrapping_sub(available);
+        let again: Vec<u16> = (0..ahead)
+            .map(|step| self.available_head(self.slot(Running::new(available.wrapping_add(step)))))
+            .collect();
+        out.retain(|head| {
+            let is_taken_again = again.contains(head);
+            if is_taken_again {
+                ledger.clear(*head);
+            }
+            !is_taken_again && !given_back.contains(&u32::from(*head))
+        });
+        if out.len() != usize::from(available.wrapping_sub(positions.used)) {
+            return Err(unfit);
+        }
+        self.next_used = Running::new(positions.used);
+        for head in out {
+            self.in_flight.insert(head, 0);
+        }
+        Ok(())
+    }
+
+    fn go_on_at(&mut self, available: u16) {
+        self.next_available = Running::new(available);
+        self.seen_available = self.next_available;
+        self.fresh = available == 0 && self.next_used.get() == 0;
+    }
+
+    /// How far the queue has come, as if the last so many chains that were taken had not been.
+    pub(super) fn positions(&self, untaken: u16) -> Positions {
+        Positions {
+            available: self.next_available.get().wrapping_sub(untaken),
+            used: self.next_used.get(),
+        }
+    }
+
+    /// The chains that a predecessor took and that are out, in the order in which it took them.
+    pub(super) fn out(&self) -> Vec<u16> {
+        let ledger = self.ledger.as_ref();
+        let mut out = ledger.map_or_else(Vec::new, |ledger| ledger.out(self.setup.size));
+        out.retain(|head| self.in_flight.contains(*head));
+        out
+    }
+
+    pub(super) fn read_again(
+        &self,
+        memory: &GuestMemory,
+        head: u16,
+        chain: &mut Chain,
+    ) -> Result<bool, QueueError> {
+        if !self.in_flight.contains(head) {
+            return Ok(false);
+        }
+        chain.head = head;
+        let [address, word] = self.load_descriptor(head);
+        let first = Descriptor::from_words(address, word);
+        if !take_only(memory, chain, address, first.len, first.flags) {
+            self.read_chain(memory, chain, address, word)?;
+        }
+        Ok(true)
+    }
+
+    fn available_head(&self, slot: usize) -> u16 {
+        self.areas
+            .available
+            .load_u16(AVAILABLE_RING + 2 * slot, Ordering::Relaxed)
     }
 
     fn used_head(&self, index: u16) -> u32 {
@@ -125,10 +211,7 @@ impl Split {
             }
         }
         let slot = self.slot(self.next_available);
-        let head = self
-            .areas
-            .available
-            .load_u16(AVAILABLE_RING + 2 * slot, Ordering::Relaxed);
+        let head = self.available_head(slot);
         if head >= self.setup.size {
             return Err(QueueError::HeadOutOfRange {
                 head,
@@ -144,7 +227,7 @@ impl Split {
         if !take_only(memory, chain, address, first.len, first.flags) {
             self.read_chain(memory, chain, address, word)?;
         }
-        if let Some(ledger) = &self.ledger {
+        if let Some(ledger) = &mut self.ledger {
             ledger.mark(head);
         }
         self.in_flight.insert(head, slot);

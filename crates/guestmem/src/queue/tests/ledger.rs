@@ -4,15 +4,15 @@ use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
-use crate::queue::crash::armed::{Ended, arm};
-use crate::queue::{Found, Ledgers};
+use crate::crash::armed::{Ended, arm};
+use crate::queue::{Found, Ledgers, Positions};
 
 /// A ledger for one queue, in a file of its own.
 fn ledgers() -> (Arc<Arena>, Ledgers) {
-    let size = Ledgers::file_bytes(1, 4) as usize;
+    let size = Ledgers::file_bytes(1) as usize;
     let arena = Arc::new(Arena::new(size.next_multiple_of(PAGE)).unwrap());
     let file = arena.file().try_clone().unwrap();
-    (arena, Ledgers::new(file, 1, 4).unwrap())
+    (arena, Ledgers::new(file, 1).unwrap())
 }
 
 struct Scene {
@@ -169,8 +169,6 @@ fn a_ledger_that_does_not_fit_is_refused() {
     for byte in [0, 1, 7, 8, 0x7f, 0xff] {
         arena.write(0, &vec![byte; arena.size()]);
         let _ = with(setup, Found::Predecessors);
-        let records = ledgers.records().unwrap().read();
-        assert!(records.len() <= 4);
     }
     let packed = Pair::of(DriverQueue::packed, 0, 8, true, false);
     let ledger = ledgers.queue(0, Found::Predecessors);
@@ -179,20 +177,126 @@ fn a_ledger_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_list_has_what_was_written_last() {
+fn an_answer_under_way_is_noted() {
     let (_arena, ledgers) = ledgers();
-    let list = ledgers.records().unwrap();
-    assert!(list.read().is_empty());
-    for place in 0..4 {
-        list.set(place as usize, [place, 1, 2, 3]);
-    }
-    // There is no room for it.
-    list.set(4, [9; 4]);
-    list.set(1, [7; 4]);
-    list.truncate(3);
-    let again = ledgers.records().unwrap();
-    assert_eq!(again.read(), [[0, 1, 2, 3], [7; 4], [2, 1, 2, 3]]);
     assert!(!ledgers.is_answering());
     ledgers.set_answering(true);
     assert!(ledgers.is_answering());
+}
+
+/// A process that works in turns: what it gives back is published when it has written down how far it is.
+struct Turns {
+    scene: Scene,
+    committed: Positions,
+    /// Tokens of chains that are out, in the order in which they were taken: as of now, and as of the last turn's end.
+    out: Vec<u16>,
+    committed_out: Vec<u16>,
+}
+
+impl Turns {
+    fn new(seed: u64) -> Turns {
+        let scene = Scene::new(seed, [0, 65530][seed as usize % 2], seed % 3 == 0);
+        let committed = scene.pair.queue.positions(0).unwrap();
+        Turns {
+            scene,
+            committed,
+            out: Vec::new(),
+            committed_out: Vec::new(),
+        }
+    }
+
+    fn turn(&mut self) {
+        for _ in 0..self.scene.below(6) {
+            match self.scene.below(3) {
+                0 if self.scene.open.len() < 8 => {
+                    let token = self.scene.next_token;
+                    self.scene.next_token += 1;
+                    self.scene.open.insert(token);
+                    let buffer = self.scene.pair.buffer(1);
+                    self.scene.pair.driver.add(&[], &[buffer], token).unwrap();
+                    self.scene.pair.driver.kick_needed();
+                }
+                1 => self.out.extend(self.scene.pair.pop()),
+                _ if !self.out.is_empty() => {
+                    let place = self.scene.below(self.out.len() as u64) as usize;
+                    let head = self.out.remove(place);
+                    self.scene.pair.queue.complete(head, 0);
+                }
+                _ => {}
+            }
+        }
+        self.committed = self.scene.pair.queue.positions(0).unwrap();
+        self.committed_out = self.out.clone();
+        self.scene.pair.queue.publish();
+    }
+
+    fn go_on(&mut self) {
+        self.scene.set_up(Found::Since(self.committed));
+        assert_eq!(self.scene.pair.queue.out(), self.committed_out);
+        self.out = self.committed_out.clone();
+        for head in &self.out {
+            let mut chain = Chain::default();
+            assert!(self.scene.pair.queue.read_again(*head, &mut chain).unwrap());
+            assert_eq!(chain.entries, 1);
+        }
+        self.scene.pair.queue.publish();
+    }
+}
+
+#[test]
+fn a_turn_that_did_not_end_has_not_happened() {
+    let mut deaths = 0;
+    for seed in 0..2000 {
+        let mut turns = Turns::new(seed);
+        for _ in 0..40 {
+            let dies = turns.scene.below(2) == 0;
+            let mut after = dies.then(|| turns.scene.below(20) as u32);
+            let mut work: fn(&mut Turns) = Turns::turn;
+            loop {
+                arm(after.take());
+                let ended = catch_unwind(AssertUnwindSafe(|| work(&mut turns)));
+                arm(None);
+                let Err(ended) = ended else { break };
+                if !ended.is::<Ended>() {
+                    std::panic::resume_unwind(ended);
+                }
+                deaths += 1;
+                work = Turns::go_on;
+                after = (turns.scene.below(3) == 0).then(|| turns.scene.below(20) as u32);
+            }
+            turns.scene.collect();
+        }
+        while let Some(head) = turns.scene.pair.pop() {
+            turns.out.push(head);
+        }
+        for head in std::mem::take(&mut turns.out) {
+            turns.scene.pair.queue.complete(head, 0);
+        }
+        turns.scene.pair.queue.publish();
+        turns.scene.collect();
+        assert!(turns.scene.open.is_empty(), "seed {seed}");
+    }
+    assert!(deaths > 5_000, "{deaths}");
+}
+
+#[test]
+fn positions_that_do_not_fit_are_refused() {
+    let mut turns = Turns::new(1);
+    for _ in 0..20 {
+        turns.turn();
+    }
+    turns.scene.collect();
+    let Positions { available, used } = turns.committed;
+    for (available, used) in [
+        (available.wrapping_add(1), used),
+        (available.wrapping_sub(1), used),
+        (available, used.wrapping_add(9)),
+        (available, used.wrapping_sub(1)),
+        (available.wrapping_add(9), used),
+    ] {
+        let found = Found::Since(Positions { available, used });
+        let ledger = turns.scene.ledgers.queue(0, found);
+        let (setup, memory) = (turns.scene.pair.driver.setup(), Arc::clone(&turns.scene.pair.memory));
+        Queue::with_ledger(setup, memory, ledger).unwrap_err();
+    }
 }

@@ -2,13 +2,13 @@
 
 /// Ends here, if a test wants it so.
 #[inline]
-pub(super) fn point() {
+pub(crate) fn point() {
     #[cfg(test)]
     armed::point();
 }
 
 #[cfg(test)]
-pub(super) mod armed {
+pub(crate) mod armed {
     use std::cell::Cell;
 
     thread_local! {
@@ -16,14 +16,14 @@ pub(super) mod armed {
     }
 
     /// What the end looks like to a test.
-    pub(in crate::queue) struct Ended;
+    pub(crate) struct Ended;
 
     /// Ends at the point after so many others; never, for none.
-    pub(in crate::queue) fn arm(after: Option<u32>) {
+    pub(crate) fn arm(after: Option<u32>) {
         LEFT.set(after);
     }
 
-    pub(super) fn point() {
+    pub(crate) fn point() {
         match LEFT.get() {
             None => {}
             Some(0) => {

@@ -1,0 +1,232 @@
+//! Records in memory that outlives the process, of which any number change at once.
+//!
+//! Each record has two places. A change is written to the place that does not count, with the number of the next turn; then a single store makes that turn
+//! the last one, and with it all its changes count. So wherever a process ends, its successor finds the records as they were at the end of a turn. What others
+//! can see of a turn, such as a used index, is to be published after [`Journal::commit`].
+//!
+//! What is found is checked as if a guest had written it: each record has a checksum, and one that does not fit counts as none.
+
+use std::fs::File;
+
+use crate::area::{Area, Refusal};
+use crate::crash;
+use crate::guest::{GuestMemory, MemoryError, RegionSpec};
+use crate::sync::Ordering;
+
+/// The longest record, in bytes.
+pub const MAX_RECORD_BYTES: usize = 240;
+
+/// Bytes of one place: turn, length, checksum, and the record.
+const PLACE_BYTES: usize = 16 + MAX_RECORD_BYTES;
+
+/// Bytes before the first record: what the file is, how many records it has room for, how many of them have been written, and the last turn.
+const HEADER_BYTES: usize = 4096;
+const MAGIC_AT: usize = 0;
+const RECORDS_AT: usize = 8;
+const WRITTEN_AT: usize = 16;
+const TURN_AT: usize = 24;
+
+/// What such a file begins with; another one for another shape.
+const MAGIC: u64 = u64::from_le_bytes(*b"rdjrnl01");
+
+/// Why a file is no journal.
+#[expect(missing_docs, reason = "the words of each say what it is")]
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error("it is no journal, or another version's")]
+    Foreign,
+    #[error("it has {found} records, and not {expected}")]
+    Size { expected: usize, found: u64 },
+}
+
+/// A table of records. One process at a time writes it.
+#[derive(Debug)]
+pub struct Journal {
+    /// Keeps the mapping.
+    _memory: GuestMemory,
+    area: Area,
+    records: usize,
+    /// The first so many records have been written. The others need not be looked at, which would cost memory.
+    written: usize,
+    turn: u64,
+    /// Something was written that does not count yet.
+    is_touched: bool,
+}
+
+impl Journal {
+    /// How long the file of so many records is, in bytes. Records that are never written cost no memory.
+    pub fn file_bytes(records: usize) -> u64 {
+        (HEADER_BYTES + records * 2 * PLACE_BYTES) as u64
+    }
+
+    /// A journal without records, in a file of zeros of the right length.
+    ///
+    /// # Errors
+    /// What the file's mapping meets.
+    pub fn create(file: File, records: usize) -> Result<Journal, JournalError> {
+        let journal = Journal::map(file, records)?;
+        let area = &journal.area;
+        area.store_u64(RECORDS_AT, records as u64, Ordering::Relaxed);
+        area.store_u64(MAGIC_AT, MAGIC, Ordering::Release);
+        Ok(journal)
+    }
+
+    /// The journal that another process left in this file.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn open(file: File, records: usize) -> Result<Journal, JournalError> {
+        let mut journal = Journal::map(file, records)?;
+        if journal.area.load_u64(MAGIC_AT, Ordering::Acquire) != MAGIC {
+            return Err(JournalError::Foreign);
+        }
+        let found = journal.area.load_u64(RECORDS_AT, Ordering::Relaxed);
+        if found != records as u64 {
+            return Err(JournalError::Size {
+                expected: records,
+                found,
+            });
+        }
+        journal.turn = journal.area.load_u64(TURN_AT, Ordering::Acquire);
+        let written = journal.area.load_u64(WRITTEN_AT, Ordering::Relaxed);
+        journal.written = records.min(usize::try_from(written).unwrap_or(records));
+        journal.forget_last_turn();
+        Ok(journal)
+    }
+
+    fn map(file: File, records: usize) -> Result<Journal, JournalError> {
+        let size = Journal::file_bytes(records);
+        let memory = GuestMemory::with_regions(vec![RegionSpec {
+            guest_address: 0,
+            size,
+            frontend_address: 0,
+            file,
+            file_offset: 0,
+        }])?;
+        let no_place = MemoryError::NotMapped { address: 0 };
+        let region = memory.region_at_frontend(0).ok_or(no_place)?;
+        let area = Area::new(region, 0, size as usize, 8);
+        let area = area.map_err(|_: Refusal| MemoryError::NotMapped { address: 0 })?;
+        Ok(Journal {
+            _memory: memory,
+            area,
+            records,
+            written: 0,
+            turn: 0,
+            is_touched: false,
+        })
+    }
+
+    /// Takes away what was written in a turn that did not end: it would count from the end of the next one on.
+    fn forget_last_turn(&self) {
+        for index in 0..self.written {
+            for place in [place(index, 0), place(index, 1)] {
+                if self.turn_of(place) > self.turn {
+                    self.area.store_u64(place, 0, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// How many records there may be: those behind them have never been written.
+    pub fn written(&self) -> usize {
+        self.written
+    }
+
+    /// The record at this index, as it was at the end of the last turn.
+    pub fn read(&self, index: usize) -> Option<Vec<u8>> {
+        if index >= self.written {
+            return None;
+        }
+        let places = [place(index, 0), place(index, 1)];
+        let counting = places.into_iter().filter(|place| self.counts(*place));
+        let newest = counting.max_by_key(|place| self.turn_of(*place))?;
+        let len = self.area.load_u32(newest + 8, Ordering::Relaxed) as usize;
+        let checksum = self.area.load_u32(newest + 12, Ordering::Relaxed);
+        if len == 0 || len > MAX_RECORD_BYTES {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(len.next_multiple_of(8));
+        for word in 0..len.div_ceil(8) {
+            let word = self
+                .area
+                .load_u64(newest + 16 + 8 * word, Ordering::Relaxed);
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes.truncate(len);
+        (checksum_of(self.turn_of(newest), index, &bytes) == checksum).then_some(bytes)
+    }
+
+    /// Replaces the record at this index by another one, or without bytes by none, from the next [`commit`](Self::commit) on. Returns whether there is room for it.
+    pub fn write(&mut self, index: usize, record: &[u8]) -> bool {
+        if index >= self.records || record.len() > MAX_RECORD_BYTES {
+            return false;
+        }
+        if index >= self.written {
+            self.written = index + 1;
+            let written = self.written as u64;
+            self.area.store_u64(WRITTEN_AT, written, Ordering::Release);
+        }
+        let places = [place(index, 0), place(index, 1)];
+        let next = self.turn + 1;
+        // The one that does not count; of two that do, the older one, which counts no more.
+        let [first, second] = places.map(|place| match self.turn_of(place) {
+            turn if turn > self.turn => 0,
+            turn => turn,
+        });
+        let place = places[usize::from(second < first)];
+        crash::point();
+        let area = &self.area;
+        area.store_u64(place, next, Ordering::Relaxed);
+        crash::point();
+        area.store_u32(place + 8, record.len() as u32, Ordering::Relaxed);
+        area.store_u32(
+            place + 12,
+            checksum_of(next, index, record),
+            Ordering::Relaxed,
+        );
+        for (number, chunk) in record.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            let at = place + 16 + 8 * number;
+            area.store_u64(at, u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+        self.is_touched = true;
+        true
+    }
+
+    /// From now on all that was written counts.
+    pub fn commit(&mut self) {
+        if !std::mem::take(&mut self.is_touched) {
+            return;
+        }
+        crash::point();
+        self.turn += 1;
+        self.area.store_u64(TURN_AT, self.turn, Ordering::Release);
+        crash::point();
+    }
+
+    fn turn_of(&self, place: usize) -> u64 {
+        self.area.load_u64(place, Ordering::Relaxed)
+    }
+
+    fn counts(&self, place: usize) -> bool {
+        (1..=self.turn).contains(&self.turn_of(place))
+    }
+}
+
+/// Where a place of a record begins.
+fn place(index: usize, which: usize) -> usize {
+    HEADER_BYTES + (2 * index + which) * PLACE_BYTES
+}
+
+fn checksum_of(turn: u64, index: usize, record: &[u8]) -> u32 {
+    let seed = crc32c::crc32c(&turn.to_le_bytes());
+    crc32c::crc32c_append(crc32c::crc32c_append(seed, &index.to_le_bytes()), record)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
