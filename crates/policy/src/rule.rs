@@ -5,12 +5,13 @@ use core::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 /// The domain of what names none.
 pub const DEFAULT_DOMAIN: &str = "default";
 
 /// The position of a rule in its policy, from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RuleId(pub u32);
 
 /// Ports from the first to the last.

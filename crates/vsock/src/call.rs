@@ -1,11 +1,12 @@
 //! What is remembered of a call.
 
 use policy::{LineId, RuleId, ServiceId};
+use serde::{Deserialize, Serialize};
 
 use crate::event::{CalleeId, HostCaller};
 
 /// Whom a call is meant for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Destination {
     Line(LineId),
     Service(ServiceId),
@@ -16,9 +17,10 @@ pub(crate) enum Destination {
 }
 
 /// What is remembered of a call, so that it can be judged again under another policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Call {
     /// The host program that called, if one did.
+    #[serde(skip)]
     pub(crate) host: Option<HostCaller>,
     pub(crate) dialled: Destination,
     pub(crate) dialled_port: u32,
@@ -29,6 +31,11 @@ pub(crate) struct Call {
 }
 
 impl Call {
+    /// Whether this line is called, or was meant to be.
+    pub(crate) fn names(&self, line: LineId) -> bool {
+        [self.dialled, self.reached].contains(&Destination::Line(line))
+    }
+
     /// A line has been removed: its number may soon be another's.
     pub(crate) fn forget(&mut self, line: LineId) {
         for destination in [&mut self.dialled, &mut self.reached] {

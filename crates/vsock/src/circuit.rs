@@ -1,6 +1,7 @@
 //! A circuit: two ends and the flows between them.
 
 use policy::{LineId, RuleId, Time};
+use serde::{Deserialize, Serialize};
 use wire::vsock::SocketType;
 
 use crate::call::{Call, callee_id};
@@ -20,7 +21,7 @@ pub enum CircuitState {
     Closing,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Circuit {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
@@ -35,12 +36,15 @@ pub(crate) struct Circuit {
     /// Whose share of the called VM's limits it takes, unless the VM's host called.
     pub(crate) origin: Option<Origin>,
     /// Where it stands among those of which nothing passes until their rule's share of time has come.
+    #[serde(skip)]
     pub(crate) resting: Option<Rest>,
     pub(crate) deadline: Option<Deadline>,
+    #[serde(skip)]
     pub(crate) opened_at: Time,
     /// Bytes that have reached the other side, by the side that sent them.
     pub(crate) passed: [u64; 2],
     /// Those of them that its rule's figures have in them already.
+    #[serde(skip)]
     pub(crate) accounted: [u64; 2],
     /// Why it was cut short, if it was: what the log and the host program get.
     pub(crate) reason: Option<Reason>,
@@ -51,13 +55,14 @@ pub(crate) struct Circuit {
 pub(crate) type Rest = (Time, u64);
 
 /// What a circuit waits for, one thing at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Deadline {
+    #[serde(skip)]
     pub(crate) at: Time,
     pub(crate) kind: DeadlineKind,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum DeadlineKind {
     /// The callee's answer.
     Handshake,

@@ -7,6 +7,7 @@
 
 use policy::{LineId, Time};
 
+use crate::circuit::Circuit;
 use crate::end::{End, Party};
 use crate::share::Origin;
 use crate::switch::{Actions, Cut, EndKey};
@@ -52,7 +53,15 @@ impl Switch {
     /// Forgets a line that was removed, when all its circuits are cut.
     pub(crate) fn forget_line(&mut self, id: LineId) {
         // Ends that still drain elsewhere keep only the identifier, never the number of the line.
-        for (_, circuit) in &mut self.circuits {
+        let names = |circuit: &Circuit| {
+            circuit.call.names(id)
+                || circuit.origin == Some(Origin::Vm(id))
+                || circuit.ends.iter().any(|end| end.owner() == Some(id))
+        };
+        let concerned = self.circuits.iter().filter(|(_, circuit)| names(circuit));
+        let concerned: Vec<usize> = concerned.map(|(index, _)| index).collect();
+        for index in concerned {
+            let circuit = &mut self.circuits[index];
             circuit.call.forget(id);
             if circuit.origin == Some(Origin::Vm(id)) {
                 circuit.origin = Some(Origin::Outside);
@@ -76,9 +85,6 @@ impl Switch {
         };
         line.epoch = line.epoch.wrapping_add(1);
         let ends = std::mem::take(&mut line.ends);
-        if let Some(register) = &mut line.register {
-            register.truncate(0);
-        }
         let circuits = &self.circuits;
         let id_of = |(index, side): (u32, Side)| (circuits[index as usize].id, Some(side));
         ends.into_iter().map(id_of).collect()
@@ -93,8 +99,6 @@ impl Switch {
                 end.epoch = line.epoch;
                 end.place = line.ends.len() as u32;
                 line.ends.push((index as u32, side));
-                let place = end.place as usize;
-                self.note_end(id, place);
             }
         }
     }
@@ -110,16 +114,9 @@ impl Switch {
                 continue;
             };
             line.ends.swap_remove(place);
-            let len = line.ends.len();
             if let Some((moved, moved_side)) = line.ends.get(place).copied() {
                 let end = self.circuits[moved as usize].end_mut(moved_side);
                 end.place = place as u32;
-                self.note_end(id, place);
-            }
-            // Last, so that at any moment each end that there is stands in the list.
-            let line = self.lines.get_mut(id.0 as usize);
-            if let Some(register) = line.and_then(|line| line.register.as_mut()) {
-                register.truncate(len);
             }
         }
     }

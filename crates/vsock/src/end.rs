@@ -1,10 +1,10 @@
 //! One end of a circuit, and what is still to be sent to a guest there.
 
 use policy::LineId;
-use wire::vsock::SocketType;
+use serde::{Deserialize, Serialize};
 
 /// Who is at an end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Party {
     /// A guest on this line, with this context identifier.
     Guest { line: LineId, cid: u32 },
@@ -26,7 +26,7 @@ impl Party {
         }
     }
 
-    fn cid(self) -> u32 {
+    pub(crate) fn cid(self) -> u32 {
         match self {
             Party::Guest { cid, .. } | Party::Hybrid { cid, .. } | Party::Departed { cid } => cid,
             Party::Host => wire::vsock::HOST_CID,
@@ -35,7 +35,7 @@ impl Party {
 }
 
 /// An end of a circuit.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct End {
     pub(crate) party: Party,
     pub(crate) port: u32,
@@ -52,17 +52,21 @@ pub(crate) struct End {
     pub(crate) wants_credit: bool,
     pub(crate) outbox: Outbox,
     /// The epoch of its line in which it began. In another one it is lost: see [`cuts`](crate::cuts).
+    #[serde(skip)]
     pub(crate) epoch: u32,
     /// Where it is in its line's list of ends, in that epoch.
+    #[serde(skip)]
     pub(crate) place: u32,
     /// Waiting in its line's round.
+    #[serde(skip)]
     pub(crate) queued: bool,
     /// The host program's socket may have something to read.
+    #[serde(skip)]
     pub(crate) readable: bool,
 }
 
 /// What is to be sent to a guest, as flags: each at most once, in a fixed order, with numbers taken when it is sent.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct Outbox {
     pub(crate) request: bool,
     pub(crate) response: bool,
@@ -116,24 +120,4 @@ impl End {
             Party::Host | Party::Departed { .. } => None,
         }
     }
-}
-
-/// An end of a circuit as its guest knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GuestEnd {
-    /// The guest's port.
-    pub port: u32,
-    /// Who is at the other end, as the guest knows it: context identifier and port.
-    pub peer: (u32, u32),
-    /// The type of socket.
-    pub socket_type: SocketType,
-}
-
-/// Where the ends of a line are noted: a list without gaps. It may have less room than there are ends; then the last are not noted.
-pub trait EndRegister: std::fmt::Debug + Send {
-    /// This end has this place now. The list does not become shorter.
-    fn set(&mut self, place: usize, end: GuestEnd);
-
-    /// The list ends before this place now.
-    fn truncate(&mut self, len: usize);
 }

@@ -15,6 +15,14 @@ pub enum Event {
         /// Whether it takes SEQPACKET sockets.
         seqpacket: bool,
     },
+    /// The rings of a guest run again that ran for a process before this one: it knows the circuits that were
+    /// [inherited](crate::Switch::inherit).
+    LineGoesOn {
+        /// Whose driver.
+        line: LineId,
+        /// Whether it takes SEQPACKET sockets.
+        seqpacket: bool,
+    },
     /// The guest is gone, or has forgotten its circuits: the VMM went away or the device was reset.
     LineDown {
         /// Whose guest.

@@ -1,5 +1,7 @@
 //! One direction of a circuit: counting bytes, credit and packets.
 
+use serde::{Deserialize, Serialize};
+
 use crate::Limits;
 use crate::tuning::Tuning;
 
@@ -8,7 +10,7 @@ use crate::tuning::Tuning;
 mod modulo;
 
 /// How a flow stands with respect to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Ending {
     /// More may come.
     Open,
@@ -37,7 +39,7 @@ const MIN_MESSAGE_PART: u32 = 2048;
 pub(crate) struct CreditBroken;
 
 /// The counts of one direction. All counters of bytes are modulo 2^32.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Flow {
     /// Bytes that the source has handed over.
     received: u32,
@@ -61,6 +63,7 @@ pub(crate) struct Flow {
     packets: PacketsInFlight,
     /// Questions to a silent receiver since data was last sent to it.
     pub(crate) asked: u32,
+    #[serde(skip)]
     pub(crate) tuning: Tuning,
     pub(crate) end: Ending,
     /// The destination takes no more.
@@ -309,7 +312,7 @@ impl Flow {
 /// How many packets a guest may still have in its queue, counted in two generations: when the last byte of the older
 /// one is acknowledged, its packets are gone and the newer one becomes the older. It never counts too few, and needs
 /// no list.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct PacketsInFlight {
     older: u32,
     older_end: u32,

@@ -1,7 +1,9 @@
 //! What names circuits and the other things here.
 
+use serde::{Deserialize, Serialize};
+
 /// The number of a circuit. Numbers are used again; the generation distinguishes one use from the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CircuitId {
     /// Position in a table, small and dense.
     pub index: u32,
@@ -10,7 +12,7 @@ pub struct CircuitId {
 }
 
 /// A side of a circuit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Side {
     /// The side that dialled.
     Caller,

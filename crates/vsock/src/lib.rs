@@ -41,6 +41,7 @@
 
 mod call;
 mod circuit;
+mod circuits;
 mod config;
 mod counters;
 mod cuts;
@@ -53,8 +54,8 @@ mod flow;
 mod host;
 mod hybrid;
 mod ids;
+mod inherit;
 mod line;
-mod lost;
 mod operator;
 mod own_ports;
 mod packet;
@@ -69,7 +70,7 @@ mod tuning;
 pub use circuit::{CircuitReport, CircuitState, EndReport, EndedCircuit};
 pub use config::Limits;
 pub use counters::Counters;
-pub use end::{EndRegister, GuestEnd};
+pub use inherit::{Inherited, Record};
 pub use event::{
     Action, CalleeId, CallerId, Decided, Direction, Event, HostCall, HostCaller, Sent, Transmit,
 };

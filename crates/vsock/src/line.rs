@@ -9,7 +9,6 @@ use policy::{
 use thiserror::Error;
 use wire::vsock::Header;
 
-use crate::end::{EndRegister, GuestEnd};
 use crate::share::{Origin, PREPAID, Shares};
 use crate::{Counters, Limits, Reason, Side};
 
@@ -46,8 +45,6 @@ pub(crate) struct Line {
     pub(crate) epoch: u32,
     /// The ends of circuits that began in this epoch: each by the circuit's index and its side. Each end knows its place.
     pub(crate) ends: Vec<(u32, Side)>,
-    /// Where they are noted for the switch that comes after this one.
-    pub(crate) register: Option<Box<dyn EndRegister>>,
     /// The guest's driver takes SEQPACKET (virtio 1.2, section 5.10.3, `VIRTIO_VSOCK_F_SEQPACKET`).
     pub(crate) seqpacket: bool,
     pub(crate) counters: Counters,
@@ -57,8 +54,8 @@ pub(crate) struct Line {
     pub(crate) stale: usize,
     /// Resets for packets without a circuit, at most `Limits::orphan_resets`.
     pub(crate) orphans: VecDeque<Header>,
-    /// Ends that a switch before this one left to the guest, while the line has yet to come up.
-    pub(crate) lost: Vec<GuestEnd>,
+    /// Resets for circuits of a switch before this one, while the line has yet to come up.
+    pub(crate) lost: Vec<Header>,
     pub(crate) circuits: u32,
     pub(crate) half_open: u32,
     /// What of these others hold who called.
@@ -107,7 +104,6 @@ impl Line {
             removed: false,
             epoch: 0,
             ends: Vec::new(),
-            register: None,
             seqpacket: false,
             counters: Counters::default(),
             round: VecDeque::new(),
@@ -160,7 +156,7 @@ impl Line {
         self.grant(origin, self.offer(origin, wanted_bytes))
     }
 
-    fn grant(&mut self, origin: Option<Origin>, bytes: u32) -> u32 {
+    pub(crate) fn grant(&mut self, origin: Option<Origin>, bytes: u32) -> u32 {
         self.granted_bytes += u64::from(bytes);
         if let Some(origin) = origin {
             self.shares.reserve(origin, bytes);

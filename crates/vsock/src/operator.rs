@@ -49,8 +49,8 @@ impl From<Reason> for Refusal {
 }
 
 /// What the rules say, together with the rule that says it.
-struct Judgement {
-    rule: Option<RuleId>,
+pub(crate) struct Judgement {
+    pub(crate) rule: Option<RuleId>,
     /// Who is to have the call, and at which port.
     result: Result<(Destination, u32), Reason>,
 }
@@ -495,7 +495,7 @@ impl Switch {
     }
 
     /// What the rules in force say to a circuit that exists, unless they would refuse it or redirect it.
-    fn judge_again(&self, index: usize) -> Option<Judgement> {
+    pub(crate) fn judge_again(&self, index: usize) -> Option<Judgement> {
         let circuit = &self.circuits[index];
         let call = circuit.call;
         let from = match call.host {

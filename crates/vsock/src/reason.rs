@@ -1,11 +1,12 @@
 //! Why a dial was refused or a circuit cut short.
 
 use policy::RuleLimit;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// A reason, in words that a person can act upon.
 #[expect(missing_docs, reason = "the words of each say what it is")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Error, Serialize, Deserialize)]
 pub enum Reason {
     #[error("no listener on the host for this port")]
     NoListener,

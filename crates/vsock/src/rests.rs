@@ -33,7 +33,7 @@ impl Switch {
     /// Has every rest end at the next tick, which is due at once: other limits hold from now on.
     pub(crate) fn cut_rests_short(&mut self) {
         self.resting.clear();
-        for (_, circuit) in &mut self.circuits {
+        for circuit in self.circuits.iter_mut_quietly() {
             if let Some((until, _)) = &mut circuit.resting {
                 *until = Time::ZERO;
             }

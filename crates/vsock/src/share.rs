@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use policy::LineId;
+use serde::{Deserialize, Serialize};
 
 use crate::event::HostCaller;
 use crate::{Limits, Reason};
@@ -17,7 +18,7 @@ const PART: u64 = 4;
 pub(crate) const PREPAID: u32 = 2;
 
 /// Where a call comes from that neither the callee nor a program of the host made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Origin {
     /// Another VM.
     Vm(LineId),

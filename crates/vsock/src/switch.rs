@@ -10,6 +10,7 @@ use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
 use crate::call::Call;
 use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Rest};
+use crate::circuits::Circuits;
 use crate::end::End;
 use crate::event::{Action, Event};
 use crate::figures::RuleFigures;
@@ -54,7 +55,7 @@ pub struct Switch {
     limits: Limits,
     pub(crate) policy: Arc<Policy>,
     pub(crate) lines: Slab<Line>,
-    pub(crate) circuits: Slab<Circuit>,
+    pub(crate) circuits: Circuits,
     pub(crate) by_end: HashMap<EndKey, (u32, Side)>,
     pub(crate) directory: Directory,
     /// By the position of the rule.
@@ -69,7 +70,7 @@ pub struct Switch {
     pub(crate) resting: BTreeSet<(Rest, CircuitId)>,
     pub(crate) next_rest: u64,
     pub(crate) deadlines: BTreeSet<(Time, CircuitId)>,
-    next_generation: u32,
+    pub(crate) next_generation: u32,
     /// Circuits that are to be cut, in the order of what cuts them.
     pub(crate) cuts: VecDeque<Cut>,
     pub(crate) cuts_at_once: usize,
@@ -86,7 +87,7 @@ impl Switch {
             limits,
             policy: Arc::default(),
             lines: Slab::new(),
-            circuits: Slab::new(),
+            circuits: Circuits::default(),
             by_end: HashMap::new(),
             directory: Directory::default(),
             rules: Vec::new(),
@@ -188,6 +189,7 @@ impl Switch {
                 self.guest_seen(line, matches!(event, Event::LineUp { .. }));
             }
             Event::LineUp { line, seqpacket } => self.line_up(now, line, seqpacket, actions),
+            Event::LineGoesOn { line, seqpacket } => self.line_goes_on(line, seqpacket, actions),
             Event::LineDown { line } => self.line_down(now, line, Reason::LineDown, None, actions),
             Event::Packet { line, header } => self.packet(now, line, header, actions),
             Event::HostDial {
@@ -349,7 +351,7 @@ impl Switch {
         self.lines.get_mut(id.0 as usize)
     }
 
-    fn key(circuit: &Circuit, side: Side) -> Option<EndKey> {
+    pub(crate) fn key(circuit: &Circuit, side: Side) -> Option<EndKey> {
         let end = circuit.end(side);
         let peer = circuit.end(side.other());
         Some(EndKey {
@@ -398,8 +400,7 @@ impl Switch {
         // The called guest has to answer, or the caller's host.
         let answering = callee.owner().or(caller.owner());
         let flows = self.flows(&caller, &callee, origin);
-        let entry = self.circuits.vacant_entry();
-        let index = entry.key();
+        let index = self.circuits.vacant_key();
         let id = CircuitId {
             index: index as u32,
             generation: self.next_generation,
@@ -421,17 +422,8 @@ impl Switch {
             accounted: [0; 2],
             reason: None,
         };
-        for side in [Side::Caller, Side::Callee] {
-            if let Some(key) = Self::key(&circuit, side) {
-                self.by_end.insert(key, (index as u32, side));
-            }
-            let line = circuit.end(side).owner();
-            if let Some(line) = line.and_then(|line| self.lines.get_mut(line.0 as usize)) {
-                line.open_circuit(circuit.origin_at(side));
-            }
-        }
-        entry.insert(circuit);
-        self.list_ends(index);
+        self.circuits.insert(index, circuit);
+        self.enter_circuit(index);
         self.figures.of(call.rule).opened += 1;
         if let Some(used) = self.used(call.rule) {
             used.opened();
@@ -446,6 +438,22 @@ impl Switch {
             }),
         );
         index
+    }
+
+    /// Enters a circuit into the tables of ends and lines, as one that has not been answered.
+    pub(crate) fn enter_circuit(&mut self, index: usize) {
+        let circuit = &self.circuits[index];
+        for side in [Side::Caller, Side::Callee] {
+            let end = circuit.end(side);
+            if let Some(key) = Self::key(circuit, side).filter(|_| !end.gone) {
+                self.by_end.insert(key, (index as u32, side));
+            }
+            let line = end.owner().map(|line| line.0 as usize);
+            if let Some(line) = line.and_then(|line| self.lines.get_mut(line)) {
+                line.open_circuit(circuit.origin_at(side));
+            }
+        }
+        self.list_ends(index);
     }
 
     /// The circuit has been answered, one way or the other.
@@ -542,7 +550,7 @@ impl Switch {
             line.seqpacket = seqpacket;
             line.lost = lost.unwrap_or_default();
         }
-        self.reset_noted(id, actions);
+        self.reset_lost(id, actions);
     }
 
     fn line_down(

@@ -5,6 +5,7 @@ mod credit;
 mod cuts;
 mod hostile;
 mod hybrid;
+mod inherit;
 mod limits;
 mod lines;
 pub(crate) mod model;

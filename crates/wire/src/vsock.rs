@@ -67,7 +67,7 @@ impl Operation {
 }
 
 /// The type of a socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[repr(u16)]
 pub enum SocketType {
     /// A stream of bytes, in order.

@@ -27,7 +27,7 @@ impl World {
             assert_eq!(program.circuits as usize, own.count(), "{program:?}");
         }
         let (mut listed, mut deadlines) = (0, 0);
-        for (_, circuit) in &switch.circuits {
+        for (_, circuit) in switch.circuits.iter() {
             deadlines += usize::from(circuit.deadline.is_some());
             for side in [Side::Caller, Side::Callee] {
                 let (end, flow) = (circuit.end(side), &circuit.flows[side.index()]);
@@ -81,7 +81,7 @@ impl World {
     fn check_shares(&self, id: LineId, line: &Line) {
         let mut by_vm = BTreeMap::<LineId, Places>::new();
         let mut all = Places::default();
-        for (_, circuit) in &self.switch.circuits {
+        for (_, circuit) in self.switch.circuits.iter() {
             let caller = circuit.end(Side::Caller);
             let of_host = matches!(circuit.call.host, Some(HostCaller::Program(_)));
             if circuit.end(Side::Callee).owner() != Some(id) || of_host {
@@ -132,7 +132,7 @@ impl World {
         let switch = &self.switch;
         let mut used = vec![0; switch.rules.len()];
         let (mut resting, mut unanswered, mut put_through) = (0, 0, self.ended);
-        for (_, circuit) in &switch.circuits {
+        for (_, circuit) in switch.circuits.iter() {
             resting += usize::from(circuit.resting.is_some());
             unanswered += u64::from(!circuit.answered);
             put_through += u64::from(circuit.put_through);

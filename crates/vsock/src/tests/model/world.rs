@@ -365,7 +365,7 @@ impl World {
     }
 
     fn lose_guest(&mut self, line: LineId) {
-        for (_, circuit) in &self.switch.circuits {
+        for (_, circuit) in self.switch.circuits.iter() {
             for side in [Side::Caller, Side::Callee] {
                 let end = circuit.end(side);
                 if end.line() == Some(line) && !end.gone {
