@@ -25,7 +25,7 @@ networks = ["lan"]
 [[rule]]
 from = "web"
 to = "db"
-port = 5000
+port = [5000, 5001]
 action = "allow"
 "#;
 
@@ -62,6 +62,16 @@ impl Host {
         ]);
         spec.runtime_directory = Some(self.directory.clone());
         Daemon::start(spec).unwrap()
+    }
+
+    /// The daemon ends, and another one follows.
+    fn next(&self, daemon: Daemon, round: u32) -> Daemon {
+        match round % 2 {
+            0 => daemon.kill().unwrap(),
+            _ => daemon.stop().unwrap(),
+        }
+        drop(daemon);
+        self.daemon()
     }
 
     fn release(&mut self) {
@@ -133,37 +143,51 @@ fn a_killed_daemons_successor_goes_on_with_the_same_guests() {
     ringdown(&daemon, &["vm", "add", "db", "--cid", "4", "--net", "lan"]);
     let guests = guests(&daemon);
     everything_works(&daemon, &guests);
-    for round in 0..6 {
-        // Both ends wait, as most programs do: one for a guest, one for the host.
-        let waits = guests[1]
-            .start("socat -u VSOCK-LISTEN:5000 STDOUT")
-            .unwrap();
-        let reads = guests[0]
-            .start_spec(
-                CommandSpec::new("sleep 1; socat -u VSOCK-CONNECT:4:5000 STDOUT; echo ended")
-                    .deadline(PATIENCE),
-            )
-            .unwrap();
-        wait_for_circuit(&daemon);
-        match round % 2 {
-            0 => daemon.kill().unwrap(),
-            _ => daemon.stop().unwrap(),
-        }
-        drop(daemon);
-        daemon = host.daemon();
-        // What was open is reset at once, without a word from the guests.
-        assert!(reads.wait().unwrap().text().contains("ended"), "{round}");
-        waits.wait().unwrap();
+    for round in 0..2 {
+        daemon = host.next(daemon, round);
         everything_works(&daemon, &guests);
     }
+    // Under load, and with one that waits.
+    guests[0].shell("mkfifo /tmp/go").unwrap();
+    let waits = start(&guests[1], "socat -u VSOCK-LISTEN:5001 STDOUT");
+    let speaks = start(
+        &guests[0],
+        "(sleep 1; echo first; cat /tmp/go; echo last) | socat -u STDIN VSOCK-CONNECT:4:5001",
+    );
+    let receives = start(&guests[1], "socat -u VSOCK-LISTEN:5000 STDOUT | sha256sum");
+    let sends = start(
+        &guests[0],
+        "seq 1 3000000 | socat -u STDIN VSOCK-CONNECT:4:5000; echo sent",
+    );
+    wait_for_circuit(&daemon, "5000");
+    wait_for_circuit(&daemon, "5001");
+    let mut rounds = 0;
+    while ringdown(&daemon, &["ls"]).contains("5000") && rounds < 20 {
+        std::thread::sleep(Duration::from_millis(200));
+        daemon = host.next(daemon, rounds);
+        rounds += 1;
+    }
+    assert!(rounds > 4, "{rounds} daemons have met the stream");
+    assert!(sends.wait().unwrap().text().contains("sent"));
+    let expected = guests[0].shell("seq 1 3000000 | sha256sum").unwrap();
+    assert_eq!(receives.wait().unwrap().text().trim(), expected.trim());
+    guests[0].shell("echo > /tmp/go").unwrap();
+    speaks.wait().unwrap();
+    assert_eq!(waits.wait().unwrap().text(), "first\n\nlast");
+    everything_works(&daemon, &guests);
     daemon.stop().unwrap();
     host.release();
     drop(guests);
 }
 
-fn wait_for_circuit(daemon: &Daemon) {
+fn start(guest: &Guest, command: &str) -> e2e::Running {
+    let spec = CommandSpec::new(command).deadline(PATIENCE);
+    guest.start_spec(spec).unwrap()
+}
+
+fn wait_for_circuit(daemon: &Daemon, port: &str) {
     let until = std::time::Instant::now() + PATIENCE;
-    while !ringdown(daemon, &["ls"]).contains("5000") {
+    while !ringdown(daemon, &["ls"]).contains(port) {
         assert!(std::time::Instant::now() < until, "no circuit");
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -205,7 +205,7 @@ pub struct Serve {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Start it once, as the user that runs the daemon, and give the daemon the same socket: `ringdown serve --keeper SOCKET`. When that ends in any way, the next
-`ringdown serve --keeper SOCKET` goes on with the guests' lines and networks; circuits are reset. docs/service.md says what lives on.")]
+`ringdown serve --keeper SOCKET` goes on with the guests' lines and networks, and with circuits between guests. docs/service.md says what lives on.")]
 pub struct Hold {
     /// Socket at which the daemon finds it
     #[arg(long, value_name = "SOCKET")]

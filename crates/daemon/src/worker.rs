@@ -101,7 +101,7 @@ impl Worker {
         fabric.set_spin(spin);
         fabric.set_host_group(host_group);
         if let Some(keeper) = keeper {
-            fabric.set_keeper(keeper);
+            fabric.set_keeper(keeper)?;
         }
         fabric.set_own_user(Some(rustix::process::geteuid().as_raw()));
         fabric.set_dialer(dialer);

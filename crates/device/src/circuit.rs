@@ -10,7 +10,7 @@ use wire::vsock::SocketType;
 use crate::caller::Who;
 use crate::dialer::Connected;
 use crate::host_socket::HostSocket;
-use crate::kept::Kept;
+use crate::kept::{Kept, Parcel};
 use crate::relay::Relay;
 use crate::slow::Party;
 
@@ -80,6 +80,12 @@ impl CircuitIo {
         self.kept[from.index()]
             .as_ref()
             .is_some_and(|kept| !kept.is_empty())
+    }
+
+    /// Whether bytes of it are in memory of our own.
+    pub(crate) fn has_stored(&self) -> bool {
+        let mut parcels = self.kept.iter().flatten().flat_map(|kept| kept.iter());
+        parcels.any(|parcel| matches!(parcel, Parcel::Stored { .. }))
     }
 
     pub(crate) fn is_stream(&self) -> bool {

@@ -11,6 +11,7 @@ mod dial;
 mod host;
 mod host_data;
 mod hybrid;
+mod journal;
 mod message;
 mod park;
 mod pass;
@@ -63,6 +64,8 @@ pub use self::change::{Change, NewLine, RefusedLine};
 pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
+use self::journal::Ledger;
+pub(crate) use self::journal::LinePositions;
 use self::redial::Redials;
 pub use self::serial::SerialConfig;
 use self::tx::{Batch, Outgoing, Packet};
@@ -79,6 +82,9 @@ const TURN_DESCRIPTORS: usize = 4096;
 /// another turn adds some microseconds. Half of QEMU's ring in packets of 64 KiB, which a batch ends with anyhow, and as much as 1,024 of Linux's
 /// receive buffers hold. What is over goes on in the next turn, at once.
 const TURN_BYTES: usize = 4 << 20;
+
+/// How often a fabric looks whether the daemon has started.
+const START_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What a line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,6 +161,7 @@ pub struct Fabric {
     host_group: Option<u32>,
     /// Where VMMs' connections are kept for a successor.
     keeper: Option<Arc<Keeper>>,
+    ledger: Ledger,
     arrivals: ArrivalSink,
     dialer: Option<Dialer>,
     /// Ports of the host whose calls go to the dialer, though they are no services, each with the VMs, or all, whose calls do.
@@ -232,6 +239,7 @@ impl Fabric {
             agent_port,
             host_group: None,
             keeper: None,
+            ledger: Ledger::default(),
             arrivals,
             dialer: None,
             listening: HashMap::new(),
@@ -275,11 +283,6 @@ impl Fabric {
     /// this is called, the daemon's user alone may (0600).
     pub fn set_host_group(&mut self, group: Option<u32>) {
         self.host_group = group;
-    }
-
-    /// Keeps VMMs' connections for a successor, and goes on with what a predecessor kept, on lines that are opened from now on.
-    pub fn set_keeper(&mut self, keeper: Arc<Keeper>) {
-        self.keeper = Some(keeper);
     }
 
     /// Wakes this fabric's [`turn`](Self::turn) from another thread.
@@ -357,7 +360,8 @@ impl Fabric {
         let model = model(config.address.cid);
         // What can connect there is the VM.
         let (mailbox, keeper) = (self.mailbox.clone(), self.keeper.clone());
-        let frontend = Frontend::listen(&config.vhost_user, identity, model, mailbox, keeper);
+        let kept = keeper.map(|keeper| (keeper, self.ledger.positions(&identity.vm)));
+        let frontend = Frontend::listen(&config.vhost_user, identity, model, mailbox, kept);
         let frontend = frontend.map_err(refused_at(config.vhost_user.clone()))?;
         let line = LineIo::new(generation, config.address.full_name(), config.host.clone());
         Ok(LineIo {
@@ -370,7 +374,7 @@ impl Fabric {
     /// Closes every line, for good.
     pub fn stop(&mut self) {
         if self.keeper.as_ref().is_some_and(|keeper| !keeper.runs()) {
-            self.switch.leave_ends();
+            self.leave_guests();
         }
         let names: Vec<String> = self
             .lines
@@ -453,6 +457,11 @@ impl Fabric {
 
     /// One turn: waits until something happens, but not beyond `limit`, and does what follows from it.
     pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.go_on();
+        if self.ledger.waits() {
+            std::thread::sleep(START_INTERVAL);
+            return Ok(());
+        }
         let mut happened = std::mem::take(&mut self.happened);
         self.wait(limit, &mut happened)?;
         self.now = self.start.elapsed();

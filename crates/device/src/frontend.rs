@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use guestmem::queue::Records;
 use keeper::Keeper;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -28,6 +27,7 @@ use vhost::vhost_user::{
     VhostUserBackendReqHandlerMut,
 };
 
+use crate::fabric::LinePositions;
 use crate::fault::fault_of;
 use crate::socket::{Listener, SocketFile, listen_for_vmm};
 
@@ -53,6 +53,14 @@ pub(crate) struct Frontend {
     /// The thread alone has the socket: its last descriptor closes what VMMs sent that were never accepted.
     file: SocketFile,
     keep: Option<Keep>,
+    of_before: Option<OfBefore>,
+}
+
+/// A VMM that a predecessor left.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OfBefore {
+    /// Its rings run, but for those that a driver does not use.
+    pub(crate) runs: bool,
 }
 
 /// Another descriptor of the VMM's socket, by which the VMM is hung up on.
@@ -68,15 +76,23 @@ impl Frontend {
         identity: Identity,
         model: Model,
         mailbox: Mailbox,
-        keeper: Option<Arc<Keeper>>,
+        kept: Option<(Arc<Keeper>, Option<LinePositions>)>,
     ) -> io::Result<Frontend> {
-        let keep = keeper.map(|keeper| Keep::new(keeper, path));
+        let (keep, positions) = match kept {
+            Some((keeper, positions)) => (Some(Keep::new(keeper, path)), positions),
+            None => (None, None),
+        };
         let listener = match &keep {
             Some(keep) => keep.listen()?,
             None => listen_for_vmm(path)?,
         };
         // Now, as what is not taken when the daemon has started is let go.
-        let before = keep.as_ref().and_then(|keep| keep.take(&identity, &model));
+        let before = keep
+            .as_ref()
+            .and_then(|keep| keep.take(&identity, &model, positions));
+        let of_before = before.as_ref().map(|before| OfBefore {
+            runs: before.said.runs(),
+        });
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
         let Listener { socket, file } = listener;
@@ -107,7 +123,13 @@ impl Frontend {
             another_waits,
             file,
             keep,
+            of_before,
         })
+    }
+
+    /// The VMM that a predecessor left, if there was one.
+    pub(crate) fn kept(&self) -> Option<OfBefore> {
+        self.of_before
     }
 
     /// Whether a second VMM waits for the first to leave.
@@ -315,9 +337,7 @@ fn begin(
         ),
     };
     let mut session = Session::new(caller.clone(), model.clone(), kept);
-    let circuits = session.circuits();
-    let lost = circuits.as_ref().map(Records::read);
-    caller.call(Request::Attach { circuits })?;
+    caller.call(Request::Attach)?;
     let Some(said) = said else {
         let session = Arc::new(Mutex::new(session));
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
@@ -325,8 +345,6 @@ fn begin(
     };
     let features = said.features();
     session.resume(said)?;
-    let circuits = lost.unwrap_or_default();
-    caller.call(Request::ResetLost { circuits })?;
     // The handler has a state of its own, which only messages change: it is told the features again, on a connection whose place the VMM's then takes.
     let session = Arc::new(Mutex::new(session));
     let (mut vmm, ours) = UnixStream::pair().map_err(ProtocolError::SocketError)?;

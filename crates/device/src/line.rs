@@ -56,6 +56,8 @@ pub(crate) struct LineIo {
     pub(crate) stopped: [Option<StoppedRing>; RINGS],
     /// The driver has been set up afresh since packets last flowed: the guest knows of no circuit.
     pub(crate) starts_anew: bool,
+    /// Its rings ran for a predecessor, and are about to run again: the guest knows the circuits that were inherited.
+    pub(crate) goes_on: bool,
     /// The guest lives on with circuits that are not known here, as after a restart of the daemon, and has yet to be notified.
     pub(crate) owes_reset: bool,
     /// The driver takes SEQPACKET sockets.
@@ -117,6 +119,7 @@ impl LineIo {
             rings: Default::default(),
             stopped: Default::default(),
             starts_anew: true,
+            goes_on: false,
             notified_before: RingCounts::default(),
             owes_reset: false,
             seqpacket: false,

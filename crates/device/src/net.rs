@@ -451,7 +451,8 @@ impl NetFabric {
         let model = model::model(port.queue_pairs);
         let rings = model.rings;
         let (mailbox, keeper) = (self.mailbox.clone(), self.keeper.clone());
-        let frontend = Frontend::listen(&port.path, identity, model, mailbox, keeper);
+        let kept = keeper.map(|keeper| (keeper, None));
+        let frontend = Frontend::listen(&port.path, identity, model, mailbox, kept);
         port.frontend = Some(frontend.map_err(refused)?);
         port.generation = generation;
         port.rings = (0..rings).map(|_| None).collect();

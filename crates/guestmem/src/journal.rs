@@ -6,6 +6,7 @@
 //!
 //! What is found is checked as if a guest had written it: each record has a checksum, and one that does not fit counts as none.
 
+use std::cmp::Ordering::{Equal, Greater};
 use std::fs::File;
 
 use crate::area::{Area, Refusal};
@@ -26,8 +27,13 @@ const RECORDS_AT: usize = 8;
 const WRITTEN_AT: usize = 16;
 const TURN_AT: usize = 24;
 
-/// What such a file begins with; another one for another shape.
-const MAGIC: u64 = u64::from_le_bytes(*b"rdjrnl01");
+/// What such a file begins with: these letters, and the number of its shape.
+const LETTERS: [u8; 7] = *b"journal";
+const SHAPE: u8 = 1;
+const MAGIC: u64 = {
+    let [a, b, c, d, e, f, g] = LETTERS;
+    u64::from_le_bytes([a, b, c, d, e, f, g, SHAPE])
+};
 
 /// Why a file is no journal.
 #[expect(missing_docs, reason = "the words of each say what it is")]
@@ -35,8 +41,12 @@ const MAGIC: u64 = u64::from_le_bytes(*b"rdjrnl01");
 pub enum JournalError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    #[error("it is no journal, or another version's")]
+    #[error("it is no journal")]
     Foreign,
+    #[error(
+        "a later version of Ringdown wrote it: start that one, or let go of what is kept (`ringdown hold --release`)"
+    )]
+    Newer,
     #[error("it has {found} records, and not {expected}")]
     Size { expected: usize, found: u64 },
 }
@@ -79,8 +89,14 @@ impl Journal {
     /// [`JournalError`].
     pub fn open(file: File, records: usize) -> Result<Journal, JournalError> {
         let mut journal = Journal::map(file, records)?;
-        if journal.area.load_u64(MAGIC_AT, Ordering::Acquire) != MAGIC {
-            return Err(JournalError::Foreign);
+        let [letters @ .., shape] = journal
+            .area
+            .load_u64(MAGIC_AT, Ordering::Acquire)
+            .to_le_bytes();
+        match (letters == LETTERS, shape.cmp(&SHAPE)) {
+            (true, Equal) => {}
+            (true, Greater) => return Err(JournalError::Newer),
+            _ => return Err(JournalError::Foreign),
         }
         let found = journal.area.load_u64(RECORDS_AT, Ordering::Relaxed);
         if found != records as u64 {

@@ -17,6 +17,9 @@ use crate::share::Origin;
 use crate::switch::{Actions, EndKey};
 use crate::{CircuitId, Reason, Side, Switch};
 
+/// The lines of guests that are there still, by what they were: what they are now, and whether their rings go on.
+type Lines = HashMap<LineId, (LineId, bool)>;
+
 /// Room for a circuit's record, in bytes.
 const RECORD_BYTES: usize = 256;
 
@@ -48,6 +51,13 @@ impl Switch {
         self.circuits.note_changes();
     }
 
+    /// Notes that what is kept of a circuit has changed its place.
+    pub fn note_changed(&mut self, id: CircuitId) {
+        if let Some(index) = self.find(id) {
+            let _ = self.circuits.get_mut(index);
+        }
+    }
+
     /// Whether a circuit has changed since changes were last taken.
     pub fn has_changed(&self) -> bool {
         self.circuits.has_changed()
@@ -63,13 +73,14 @@ impl Switch {
         });
     }
 
-    /// Goes on with circuits that a switch before this one has recorded. `lines` has the lines whose rings go on, by what they were then. To be called
+    /// Goes on with circuits that a switch before this one has recorded. `lines` has the lines of guests that are there still, by what they were
+    /// then: what they are now, and whether their rings go on. To be called
     /// before there is any circuit; a line is [up](crate::Event::LineGoesOn) later. Circuits that the policy in force would not set up are cut.
     pub fn inherit(
         &mut self,
         now: Time,
         records: &[Record<'_>],
-        lines: &HashMap<LineId, LineId>,
+        lines: &Lines,
         actions: &mut Actions,
     ) -> Inherited {
         let mut inherited = Inherited::default();
@@ -105,12 +116,13 @@ impl Switch {
     }
 
     /// Whether both ends of a circuit are guests that go on, or gone.
-    fn goes_on(&self, circuit: &Circuit, lines: &HashMap<LineId, LineId>) -> bool {
+    fn goes_on(&self, circuit: &Circuit, lines: &Lines) -> bool {
         let is_there = |end: &End| match end.party {
             _ if end.gone => true,
             Party::Guest { line, cid } => lines
                 .get(&line)
-                .and_then(|line| self.lines.get(line.0 as usize))
+                .filter(|(_, goes_on)| *goes_on)
+                .and_then(|(line, _)| self.lines.get(line.0 as usize))
                 .is_some_and(|line| line.address.cid == cid && !line.removed),
             Party::Departed { .. } | Party::Host | Party::Hybrid { .. } => false,
         };
@@ -118,11 +130,11 @@ impl Switch {
     }
 
     /// Has the guests at a circuit's ends learn that it is over, when their lines are up.
-    fn note_lost(&mut self, circuit: &Circuit, lines: &HashMap<LineId, LineId>) {
+    fn note_lost(&mut self, circuit: &Circuit, lines: &Lines) {
         for side in [Side::Caller, Side::Callee] {
             let (end, peer) = (circuit.end(side), circuit.end(side.other()));
             let line = end.line().filter(|_| !end.gone);
-            let line = line.and_then(|line| self.lines.get_mut(lines.get(&line)?.0 as usize));
+            let line = line.and_then(|line| self.lines.get_mut(lines.get(&line)?.0.0 as usize));
             let Some(line) = line else { continue };
             line.lost.push(Header {
                 src_cid: peer.seen.0.into(),
@@ -199,8 +211,8 @@ impl Switch {
 }
 
 /// The same circuit, between the lines of now.
-fn moved(mut circuit: Circuit, now: Time, lines: &HashMap<LineId, LineId>) -> Circuit {
-    let of_now = |line: LineId| lines.get(&line).copied();
+fn moved(mut circuit: Circuit, now: Time, lines: &Lines) -> Circuit {
+    let of_now = |line: LineId| lines.get(&line).map(|(line, _)| *line);
     for end in &mut circuit.ends {
         end.party = match end.party {
             Party::Guest { line, cid } => match of_now(line) {

@@ -70,13 +70,13 @@ mod tuning;
 pub use circuit::{CircuitReport, CircuitState, EndReport, EndedCircuit};
 pub use config::Limits;
 pub use counters::Counters;
-pub use inherit::{Inherited, Record};
 pub use event::{
     Action, CalleeId, CallerId, Decided, Direction, Event, HostCall, HostCaller, Sent, Transmit,
 };
 pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
 pub use ids::{CircuitId, ProgramId, Side};
+pub use inherit::{Inherited, Record};
 pub use line::{AddLineError, LineReport};
 pub use reason::Reason;
 pub use switch::Switch;

@@ -6,7 +6,9 @@ use thiserror::Error;
 
 /// A reason, in words that a person can act upon.
 #[expect(missing_docs, reason = "the words of each say what it is")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Error, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Error, Serialize, Deserialize,
+)]
 pub enum Reason {
     #[error("no listener on the host for this port")]
     NoListener,

@@ -128,5 +128,6 @@ impl Fabric {
         self.redials.remove_line(id);
         self.captures.forget_line(id);
         self.lines[id.0 as usize] = None;
+        self.note_line(id);
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use guestmem::queue::{Chain, Ledger, Queue, Records};
+use guestmem::queue::{Chain, Ledger, Queue};
 use policy::LineId;
 use vsock::Event;
 
@@ -13,7 +13,7 @@ use crate::frontend::{Answer, MESSAGES_PER_TURN, Message, Request, RingStart};
 use crate::line::{Leaving, StoppedRing};
 use crate::reactor::{EventFlags, Token};
 use crate::ring::{self, Ring};
-use crate::vsock::{EVENT, FEATURE_SEQPACKET, KeptEnds, RINGS, RX, TX, kept_ends};
+use crate::vsock::{EVENT, FEATURE_SEQPACKET, RINGS, RX, TX};
 
 /// The event that says that all circuits are gone (virtio 1.2, section 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
 const TRANSPORT_RESET: u32 = 0;
@@ -73,8 +73,11 @@ impl Fabric {
 
     fn obey(&mut self, id: LineId, request: Request) -> Answer {
         match request {
-            Request::Attach { circuits } => {
-                self.attach(id, circuits);
+            Request::Attach => {
+                if let Some(line) = self.line(id) {
+                    line.attached = true;
+                    line.last_fault.clear();
+                }
                 Ok(0)
             }
             Request::Detach { fault } => {
@@ -89,10 +92,6 @@ impl Fabric {
             }
             Request::Reset => {
                 self.forget_guest(id);
-                Ok(0)
-            }
-            Request::ResetLost { circuits } => {
-                self.reset_lost(id, &circuits);
                 Ok(0)
             }
             Request::Start { index, start } => self.start_ring(id, index, *start),
@@ -143,29 +142,6 @@ impl Fabric {
         }
     }
 
-    fn attach(&mut self, id: LineId, circuits: Option<Records>) {
-        if let Some(circuits) = circuits {
-            let register = Box::new(KeptEnds::new(circuits));
-            self.switch.register_ends(id, register);
-        }
-        if let Some(line) = self.line(id) {
-            line.attached = true;
-            line.last_fault.clear();
-        }
-    }
-
-    /// Resets what a predecessor has left to a guest.
-    fn reset_lost(&mut self, id: LineId, circuits: &[[u32; 4]]) {
-        let (lost, vm) = (
-            kept_ends(circuits),
-            self.line(id).map(|line| line.name.clone()),
-        );
-        let circuits = lost.len();
-        tracing::info!(vm, circuits, "resets the circuits of the daemon before");
-        self.switch.reset_lost(id, &lost, &mut self.actions);
-        self.carry_out();
-    }
-
     fn start_ring(&mut self, id: LineId, index: usize, start: RingStart) -> Answer {
         if index >= RINGS {
             return Err(format!("ring {index} of {RINGS}"));
@@ -200,11 +176,17 @@ impl Fabric {
         let was_kicked = ring.is_kicked;
         line.rings[index] = Some(ring);
         line.seqpacket = start.features & FEATURE_SEQPACKET != 0;
-        if !resumes && index != EVENT {
+        if !resumes && !line.goes_on && index != EVENT {
             line.starts_anew = true;
             line.owes_reset |= used_before;
         }
         line.stopped[index] = None;
+        self.note_line(id);
+        // Before the VMM is answered: what was written down of the ring is another one's.
+        self.commit();
+        if is_taken_over && index == TX {
+            self.park_again(id);
+        }
         self.rings_changed(id);
         if was_kicked {
             self.look_at_ring(id, index);
@@ -239,6 +221,16 @@ impl Fabric {
             self.tell_of_line(
                 id,
                 Event::LineUp {
+                    line: id,
+                    seqpacket,
+                },
+            );
+        } else if std::mem::take(&mut line.goes_on) {
+            let seqpacket = line.seqpacket;
+            tracing::info!(vm = line.name, "the guest's driver goes on");
+            self.tell_of_line(
+                id,
+                Event::LineGoesOn {
                     line: id,
                     seqpacket,
                 },
@@ -287,6 +279,7 @@ impl Fabric {
             self.unpark(id);
         }
         self.carry_out();
+        self.commit();
         let Some(ring) = self
             .line(id)
             .and_then(|line| line.rings.get_mut(index)?.take())
@@ -369,6 +362,7 @@ impl Fabric {
         if let Some(line) = self.line(id) {
             line.stopped = Default::default();
             line.starts_anew = true;
+            line.goes_on = false;
         }
         self.tell_of_line(id, Event::LineDown { line: id });
     }

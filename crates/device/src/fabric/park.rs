@@ -38,6 +38,7 @@ impl Fabric {
             header,
         } = packet;
         let entries = usize::from(chain.entries);
+        self.note_line(line);
         let Some(circuit) = self.circuit(id) else {
             return;
         };
@@ -99,6 +100,7 @@ impl Fabric {
             .line(id)
             .map_or(String::new(), |line| line.name.clone());
         let (mut returned, mut ended) = (Vec::new(), Vec::new());
+        let mut changed = Vec::new();
         for circuit in self.circuits.iter_mut().flatten() {
             let messages = (!circuit.is_stream()).then_some(&messages);
             for from in [Side::Caller, Side::Callee] {
@@ -106,6 +108,9 @@ impl Fabric {
                     continue;
                 };
                 let (parked, fits) = kept.unpark((id, &vm), &memory, messages);
+                if !parked.is_empty() {
+                    changed.push(circuit.id);
+                }
                 returned.extend(parked);
                 if !fits {
                     ended.push(circuit.id);
@@ -114,6 +119,9 @@ impl Fabric {
         }
         for parcel in returned {
             self.give_back(parcel);
+        }
+        for circuit in changed {
+            self.switch.note_changed(circuit);
         }
         for circuit in ended {
             self.end_for_messages(circuit);

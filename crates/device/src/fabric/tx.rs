@@ -533,7 +533,7 @@ impl Fabric {
     }
 }
 
-fn socket_type(header: &Header) -> wire::vsock::SocketType {
+pub(super) fn socket_type(header: &Header) -> wire::vsock::SocketType {
     wire::vsock::SocketType::from_wire(header.socket_type)
         .unwrap_or(wire::vsock::SocketType::Stream)
 }

@@ -191,6 +191,7 @@ impl Fabric {
 
     /// Shows the guests what they have been given, and interrupts those that want to know.
     pub(super) fn publish(&mut self) {
+        self.commit();
         let mut touched = std::mem::take(&mut self.touched);
         for (id, index) in touched.drain(..) {
             let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut()) else {

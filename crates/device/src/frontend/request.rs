@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 
 use guestmem::guest::GuestMemory;
-use guestmem::queue::{Ledger, QueueSetup, Records};
+use guestmem::queue::{Ledger, QueueSetup};
 use vhost::vhost_user::{Error as ProtocolError, Result as ProtocolResult};
 
 use crate::Waker;
@@ -24,8 +24,6 @@ pub(crate) struct Model {
     pub(crate) rings: usize,
     /// Its configuration, as the guest reads it; empty where the VMM has one itself.
     pub(crate) config: Vec<u8>,
-    /// For how many circuits there is room in the list of them that is kept.
-    pub(crate) kept_circuits: usize,
     /// The VMM may say the same of a region of memory again: QEMU before version 8.1 adds and removes each once for every pair of rings.
     pub(crate) may_repeat_regions: bool,
 }
@@ -46,10 +44,8 @@ pub(crate) struct Identity {
 /// What a VMM asks of the fabric.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// A VMM has connected. If what was said is kept, there is a list for the circuits of its guest.
-    Attach { circuits: Option<Records> },
-    /// Circuits that a predecessor left to the guest are to be reset.
-    ResetLost { circuits: Vec<[u32; 4]> },
+    /// A VMM has connected.
+    Attach,
     /// The VMM is gone. What it sent last is still to be read. If its connection did not end as it should, this says why.
     Detach { fault: Option<String> },
     /// A ring is complete and may run. A ring that runs already is replaced.

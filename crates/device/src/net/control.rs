@@ -43,8 +43,7 @@ impl NetFabric {
     fn obey(&mut self, number: usize, request: Request) -> Answer {
         let port = &mut self.ports[number];
         match request {
-            Request::ResetLost { .. } => {}
-            Request::Attach { .. } => {
+            Request::Attach => {
                 port.attached = true;
                 port.last_fault.clear();
             }

@@ -37,7 +37,6 @@ pub(super) fn model(queue_pairs: u16) -> Model {
         features: FEATURES | multiqueue,
         rings: 2 * usize::from(queue_pairs),
         config: Vec::new(),
-        kept_circuits: 0,
         may_repeat_regions: queue_pairs > 1,
     }
 }

@@ -62,7 +62,12 @@ fn a_successor_finds_the_last_whole_turn_wherever_a_process_ends() {
         for _ in 0..60 {
             let mut next = expected.clone();
             let changes: Vec<_> = (0..below(6))
-                .map(|_| (below(RECORDS as u64) as usize, vec![below(256) as u8; below(40) as usize]))
+                .map(|_| {
+                    (
+                        below(RECORDS as u64) as usize,
+                        vec![below(256) as u8; below(40) as usize],
+                    )
+                })
                 .collect();
             for (index, record) in &changes {
                 next[*index] = (!record.is_empty()).then(|| record.clone());
@@ -96,13 +101,19 @@ fn a_successor_finds_the_last_whole_turn_wherever_a_process_ends() {
 fn any_bytes_do_no_harm() {
     let arena = arena();
     let file = || arena.file().try_clone().unwrap();
-    assert!(matches!(Journal::open(file(), RECORDS), Err(JournalError::Foreign)));
+    assert!(matches!(
+        Journal::open(file(), RECORDS),
+        Err(JournalError::Foreign)
+    ));
     let mut journal = create(&arena);
     for index in 0..RECORDS {
         journal.write(index, &[index as u8; 20]);
     }
     journal.commit();
-    assert!(matches!(Journal::open(file(), 4), Err(JournalError::Size { .. })));
+    assert!(matches!(
+        Journal::open(file(), 4),
+        Err(JournalError::Size { .. })
+    ));
     // A byte of the record, of its length, of its turn; a place that was another record's.
     for (at, byte) in [(16, 9), (8, 19), (0, 0), (12, 0)] {
         let mut journal = create(&arena);

@@ -54,10 +54,7 @@ impl Ledgers {
         let no_place = MemoryError::NotMapped { address: 0 };
         let header = super::area(&memory, "ledger", 0, HEADER_BYTES, 8);
         let header = header.map_err(|_| no_place)?;
-        Ok(Ledgers {
-            memory,
-            header,
-        })
+        Ok(Ledgers { memory, header })
     }
 
     /// The ledger of one queue; none for more queues than the file has room for.

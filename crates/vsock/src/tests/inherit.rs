@@ -47,8 +47,12 @@ fn successor(world: &World) -> Switch {
     next
 }
 
-fn same_lines(world: &World) -> HashMap<LineId, LineId> {
-    world.guests.keys().map(|line| (*line, *line)).collect()
+fn same_lines(world: &World) -> HashMap<LineId, (LineId, bool)> {
+    world
+        .guests
+        .keys()
+        .map(|line| (*line, (*line, true)))
+        .collect()
 }
 
 /// Puts another switch in place of the world's, with what was recorded.
@@ -120,7 +124,10 @@ fn circuits_between_guests_go_on_wherever_a_switch_ends() {
         assert_eq!(world.reasons(), []);
         world.finish();
     }
-    assert!(inherited > 500 && bytes > 100_000_000, "{inherited} {bytes}");
+    assert!(
+        inherited > 500 && bytes > 100_000_000,
+        "{inherited} {bytes}"
+    );
 }
 
 #[test]
@@ -144,7 +151,9 @@ fn circuits_with_the_host_are_reset_at_the_guest() {
 fn two_with_a_circuit() -> (World, Vec<LineId>, Records) {
     let (mut world, lines) = World::of(2, Limits::default());
     world.switch.record_changes();
-    world.guest(lines[1]).listen(80, SocketType::Stream, reads());
+    world
+        .guest(lines[1])
+        .listen(80, SocketType::Stream, reads());
     world.connect_to(lines[0], 4, 80, sleeps());
     world.settle();
     let mut records = Records::new();
@@ -158,7 +167,7 @@ fn lines_may_have_other_numbers() {
     let (world, lines, records) = two_with_a_circuit();
     let mut next = Switch::new(Limits::default());
     next.set_policy(world.switch.policy().clone());
-    let swapped = HashMap::from([(lines[0], lines[1]), (lines[1], lines[0])]);
+    let swapped = HashMap::from([(lines[0], (lines[1], true)), (lines[1], (lines[0], true))]);
     next.add_line_at(Address::new("vm1", 4), Limits::default())
         .unwrap();
     next.add_line_at(Address::new("vm0", 3), Limits::default())
@@ -179,17 +188,24 @@ fn lines_may_have_other_numbers() {
 #[test]
 fn what_does_not_fit_is_reset() {
     let (world, lines, records) = two_with_a_circuit();
-    let inherit = |records: &[Record<'_>], lines: HashMap<LineId, LineId>| {
+    let inherit = |records: &[Record<'_>], lines: HashMap<LineId, (LineId, bool)>| {
         let mut next = successor(&world);
         let inherited = next.inherit(world.now, records, &lines, &mut Vec::new());
-        (inherited.circuits.len(), inherited.reset, inherited.malformed)
+        (
+            inherited.circuits.len(),
+            inherited.reset,
+            inherited.malformed,
+        )
     };
     let all = same_lines(&world);
     let known = list(&records)[0];
     assert_eq!(inherit(&[known], all.clone()), (1, 0, 0));
     // A line does not go on; it is another VM's; bytes were lost.
-    assert_eq!(inherit(&[known], HashMap::from([(lines[0], lines[0])])), (0, 1, 0));
-    let others = HashMap::from([(lines[0], lines[1]), (lines[1], lines[0])]);
+    assert_eq!(
+        inherit(&[known], HashMap::from([(lines[0], (lines[0], true))])),
+        (0, 1, 0)
+    );
+    let others = HashMap::from([(lines[0], (lines[1], true)), (lines[1], (lines[0], true))]);
     assert_eq!(inherit(&[known], others), (0, 1, 0));
     let part = Record {
         is_whole: false,
@@ -224,7 +240,12 @@ fn a_circuit_that_the_rules_do_not_allow_any_more_is_cut() {
     let (world, lines, records) = two_with_a_circuit();
     let mut next = successor(&world);
     next.set_policy(Default::default());
-    let inherited = next.inherit(world.now, &list(&records), &same_lines(&world), &mut Vec::new());
+    let inherited = next.inherit(
+        world.now,
+        &list(&records),
+        &same_lines(&world),
+        &mut Vec::new(),
+    );
     let circuit = next.circuit(inherited.circuits[0]).unwrap();
     assert!(circuit.is_cut_short);
     let sent = next.next_for(world.now, lines[0], &mut Vec::new());

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use guestmem::guest::{GuestMemory, RegionSpec};
-use guestmem::queue::{Found, Ledger, Ledgers, Records};
+use guestmem::queue::{Found, Ledger, Ledgers};
 use keeper::Keeper;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
@@ -18,12 +18,13 @@ use vhost::vhost_user::{
 };
 
 use super::{Kick, Places, Session, memory_error};
+use crate::fabric::LinePositions;
 use crate::frontend::request::{Identity, Model};
 use crate::socket::{Listener, listen_again, listen_for_vmm};
 use sys::links::FileId;
 
 /// Which shape a record has. Another one is not read.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Everything that was said, as it stands. The descriptors that belong to it are, in this order: the connection, the ledgers' file, a file for each region,
 /// and for each ring its kick and its call, where it has them.
@@ -85,6 +86,8 @@ pub(in crate::frontend) struct Before {
 /// What a VMM said to a predecessor, with the files of regions and rings.
 pub(in crate::frontend) struct Said {
     record: Record,
+    /// Where the rings were at the end of the predecessor's last turn, if that is known.
+    positions: Option<LinePositions>,
     files: Vec<File>,
 }
 
@@ -142,11 +145,22 @@ impl Keep {
     }
 
     /// The VMM that a predecessor left, if it can be taken over.
-    pub(in crate::frontend) fn take(&self, identity: &Identity, model: &Model) -> Option<Before> {
+    pub(in crate::frontend) fn take(
+        &self,
+        identity: &Identity,
+        model: &Model,
+        positions: Option<LinePositions>,
+    ) -> Option<Before> {
         let item = self.keeper.take(&self.vmm_key)?;
         let vm = &identity.vm;
         match self.read(item, identity, model) {
-            Ok(before) => Some(before),
+            Ok(before) => Some(Before {
+                said: Said {
+                    positions,
+                    ..before.said
+                },
+                ..before
+            }),
             Err(error) => {
                 tracing::warn!(vm, %error, "cannot go on with a VMM's connection: it is closed, and the VM has to be started anew");
                 self.hang_up();
@@ -185,6 +199,7 @@ impl Keep {
             open,
             said: Said {
                 record,
+                positions: None,
                 files: files.map(File::from).collect(),
             },
         })
@@ -193,14 +208,13 @@ impl Keep {
     /// Keeps a VMM that has just connected.
     pub(in crate::frontend) fn open(&self, stream: &UnixStream, model: &Model) -> io::Result<Open> {
         let file = memfd_create("ringdown-ledger", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, Ledgers::file_bytes(model.rings, model.kept_circuits))?;
+        ftruncate(&file, Ledgers::file_bytes(model.rings))?;
         self.open_with(stream.try_clone()?, file, model)
     }
 
     fn open_with(&self, stream: UnixStream, file: OwnedFd, model: &Model) -> io::Result<Open> {
         let file = File::from(file);
-        let ledgers = Ledgers::new(file.try_clone()?, model.rings, model.kept_circuits)
-            .map_err(io::Error::other)?;
+        let ledgers = Ledgers::new(file.try_clone()?, model.rings).map_err(io::Error::other)?;
         Ok(Open {
             keep: self.clone(),
             stream,
@@ -226,16 +240,20 @@ impl Said {
     pub(in crate::frontend) fn features(&self) -> [Option<u64>; 2] {
         [self.record.protocol_features, self.record.features]
     }
+
+    /// Whether those of the first two rings run, which a driver always uses.
+    pub(in crate::frontend) fn runs(&self) -> bool {
+        let rings = &self.record.rings;
+        rings
+            .iter()
+            .take(2)
+            .all(|ring| ring.runs && ring.enabled != Some(false))
+    }
 }
 
 impl Open {
     pub(super) fn ledger(&self, ring: usize, found: Found) -> Option<Ledger> {
         self.ledgers.queue(ring, found)
-    }
-
-    /// The list of the guest's circuits.
-    fn circuits(&self) -> Option<Records> {
-        self.ledgers.records()
     }
 
     /// Notes that a message is read and answered, or that it has been. A successor that takes over in between cannot know what the VMM was answered.
@@ -257,7 +275,11 @@ impl Open {
 impl Session {
     /// Goes on where a predecessor ended: its rings run again.
     pub(in crate::frontend) fn resume(&mut self, said: Said) -> ProtocolResult<()> {
-        let Said { record, files } = said;
+        let Said {
+            record,
+            positions,
+            files,
+        } = said;
         let mut files = files.into_iter();
         let mut file = || files.next().ok_or(ProtocolError::IncorrectFds);
         for region in record.regions {
@@ -291,18 +313,15 @@ impl Session {
             (ring.enabled, ring.call) = (was.enabled, call);
             match kick {
                 Some(kick) if was.runs => {
-                    self.start_with(index as u32, kick, Found::Predecessors)?
+                    let position = positions.and_then(|of_all| of_all.get(index).copied()?);
+                    let found = position.map_or(Found::Predecessors, Found::Since);
+                    self.start_with(index as u32, kick, found)?
                 }
                 Some(kick) => ring.kick = Kick::Early(kick),
                 None => {}
             }
         }
         Ok(())
-    }
-
-    /// The list for the circuits of the guest, if things are kept.
-    pub(in crate::frontend) fn circuits(&self) -> Option<Records> {
-        self.kept.as_ref().and_then(Open::circuits)
     }
 
     /// Notes that a message is about to be read, or that it was answered.

@@ -249,11 +249,7 @@ fn nothing_passes_while_the_link_is_down() {
         assert_eq!((web.received(), db.received()), (vec![], vec![]));
         assert_eq!(other.frames().len(), 1, "others go on");
         assert!(!setup.socket_of(2).exists(), "no VMM finds it");
-        assert!(
-            setup
-                .ask_as(&db, generation, Request::Attach { circuits: None })
-                .is_err()
-        );
+        assert!(setup.ask_as(&db, generation, Request::Attach).is_err());
         setup.fabric.set_link(LAN, "vm2", true).unwrap();
         setup.fabric.set_link(LAN, "vm2", true).unwrap();
         assert!(setup.socket_of(2).exists());
@@ -326,7 +322,7 @@ fn a_turn_takes_so_many_messages_of_vmms() {
         let message = Message {
             device: web.number as u32,
             generation,
-            request: Request::Attach { circuits: None },
+            request: Request::Attach,
             answer,
         };
         let mailbox = &setup.fabric.mailbox;

@@ -76,7 +76,7 @@ fn a_guest_that_kicks_rings_that_stay_blank_is_told_of_until_one_is_seen() {
             setup.ask(&web, Request::Detach { fault: None }).unwrap();
             assert_eq!(setup.seen(&web), unseen());
             // It is of that VMM, and not of the next one.
-            setup.ask(&web, Request::Attach { circuits: None }).unwrap();
+            setup.ask(&web, Request::Attach).unwrap();
             assert_eq!(setup.seen(&web).0, None);
             setup.restart(&web, &web.memory());
             assert_eq!(setup.seen(&web), SEEN);

@@ -296,7 +296,10 @@ fn positions_that_do_not_fit_are_refused() {
     ] {
         let found = Found::Since(Positions { available, used });
         let ledger = turns.scene.ledgers.queue(0, found);
-        let (setup, memory) = (turns.scene.pair.driver.setup(), Arc::clone(&turns.scene.pair.memory));
+        let (setup, memory) = (
+            turns.scene.pair.driver.setup(),
+            Arc::clone(&turns.scene.pair.memory),
+        );
         Queue::with_ledger(setup, memory, ledger).unwrap_err();
     }
 }

@@ -1,0 +1,387 @@
+//! What a daemon after this one goes on with: how far rings and circuits have come, as of the end of a turn.
+//!
+//! Nothing of a turn is published before it is written down ([`guestmem::journal`]). So a successor finds the rings and the circuits of one moment: what the last turn
+//! did beyond it has not happened, for it was seen by no guest. Packets that are parked are in their senders' rings, and are found there again. What
+//! is stored in memory of our own is lost, and its circuits are reset, as are those with ends at the host.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use guestmem::journal::{Journal, JournalError};
+use guestmem::queue::{Chain, Positions};
+use keeper::Keeper;
+use policy::LineId;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use serde::{Deserialize, Serialize};
+use vsock::{CircuitId, Event, Reason, Record, Side};
+use wire::vsock::{HEADER_LEN, Header, Operation};
+
+use super::Fabric;
+use super::tx::Packet;
+use crate::circuit::CircuitIo;
+use crate::vsock::{RINGS, RX, TX};
+
+/// Circuits that may be written down; further ones end with this process. Lines have room for as many.
+const CIRCUITS: usize = 1 << 18;
+
+/// Under which the keeper has the journal.
+const KEY: &str = "journal";
+
+/// Where each ring of a line is.
+pub(crate) type LinePositions = [Option<Positions>; RINGS];
+
+/// What is written down of a line.
+#[derive(Debug, Serialize, Deserialize)]
+struct LineRecord<'a> {
+    /// The VM, by its full name.
+    vm: &'a str,
+    /// How many chains of each ring were taken and given back.
+    rings: [Option<(u16, u16)>; RINGS],
+}
+
+/// What a fabric writes down, and what another has written down before.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    keeper: Option<Arc<Keeper>>,
+    /// Its journal, until this fabric goes on with it.
+    before: Option<Before>,
+    journal: Option<Journal>,
+    /// Lines of which something has changed, beside those with something to publish.
+    changed: Vec<LineId>,
+    /// Payload that circuits have left in the rings of a line that goes on, in bytes: until it is found there.
+    unparked: HashMap<LineId, Vec<(CircuitId, Side, u32)>>,
+}
+
+#[derive(Debug, Default)]
+struct Before {
+    journal: Option<Journal>,
+    /// By the full name of the VM.
+    lines: HashMap<String, (LineId, LinePositions)>,
+}
+
+/// The records of a line and of a circuit take turns.
+fn line_index(line: LineId) -> usize {
+    2 * line.0 as usize
+}
+
+fn circuit_index(index: u32) -> usize {
+    2 * index as usize + 1
+}
+
+impl Before {
+    fn read(file: OwnedFd) -> Result<Before, JournalError> {
+        let journal = Journal::open(File::from(file), 2 * CIRCUITS)?;
+        let mut lines = HashMap::new();
+        for index in (0..journal.written()).step_by(2) {
+            let Some(bytes) = journal.read(index) else {
+                continue;
+            };
+            let Ok(LineRecord { vm, rings }) = postcard::from_bytes(&bytes) else {
+                continue;
+            };
+            let positions = |(available, used)| Positions { available, used };
+            let line = (
+                LineId((index / 2) as u32),
+                rings.map(|ring| ring.map(positions)),
+            );
+            lines.insert(vm.to_owned(), line);
+        }
+        Ok(Before {
+            journal: Some(journal),
+            lines,
+        })
+    }
+}
+
+impl Ledger {
+    /// Finds what a predecessor has left with this keeper.
+    fn of(keeper: Arc<Keeper>) -> io::Result<Ledger> {
+        let item = keeper.take(KEY);
+        let file = item.and_then(|item| item.descriptors.into_iter().next());
+        let before = match file.map(Before::read).transpose() {
+            Ok(before) => before.unwrap_or_default(),
+            Err(error @ JournalError::Newer) => return Err(io::Error::other(error)),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read what the daemon before wrote down of circuits: they end");
+                Before::default()
+            }
+        };
+        Ok(Ledger {
+            keeper: Some(keeper),
+            before: Some(before),
+            ..Ledger::default()
+        })
+    }
+
+    /// Where the rings of this VM were, if a predecessor has written it down.
+    pub(super) fn positions(&self, vm: &str) -> Option<LinePositions> {
+        let (_, positions) = self.before.as_ref()?.lines.get(vm)?;
+        Some(*positions)
+    }
+
+    /// Whether the daemon has yet to start. Then nothing is done for a guest: the start may fail, and what was kept is the next one's.
+    pub(super) fn waits(&self) -> bool {
+        self.before.is_some()
+    }
+
+    fn may_go_on(&self) -> bool {
+        self.waits() && self.keeper.as_ref().is_some_and(|keeper| keeper.runs())
+    }
+}
+
+fn create(keeper: &Keeper) -> io::Result<Journal> {
+    let file = memfd_create("ringdown-journal", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, Journal::file_bytes(2 * CIRCUITS))?;
+    let copy = File::from(file.try_clone()?);
+    let journal = Journal::create(copy, 2 * CIRCUITS).map_err(io::Error::other)?;
+    keeper.put(KEY, &[], &[file.as_fd()])?;
+    Ok(journal)
+}
+
+impl Fabric {
+    /// Keeps VMMs' connections for a successor, and goes on with what a predecessor kept, on lines that are opened from now on: when the keeper
+    /// [runs](Keeper::run).
+    ///
+    /// # Errors
+    /// When what is kept is a later version's.
+    pub fn set_keeper(&mut self, keeper: Arc<Keeper>) -> io::Result<()> {
+        self.ledger = Ledger::of(keeper.clone())?;
+        self.keeper = Some(keeper);
+        Ok(())
+    }
+
+    /// Goes on with the circuits of a predecessor, once the daemon has started.
+    pub(super) fn go_on(&mut self) {
+        if !self.ledger.may_go_on() {
+            return;
+        }
+        let (Some(before), Some(keeper)) = (self.ledger.before.take(), self.keeper.clone()) else {
+            return;
+        };
+        self.switch.record_changes();
+        let mut journal = match before.journal {
+            Some(journal) => journal,
+            None => match create(&keeper) {
+                Ok(journal) => journal,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot write down circuits: they end with this daemon");
+                    return self.mailbox.waker.wake();
+                }
+            },
+        };
+        self.inherit(&mut journal, &before.lines);
+        self.ledger.journal = Some(journal);
+        self.commit();
+        self.mailbox.waker.wake();
+    }
+
+    fn inherit(
+        &mut self,
+        journal: &mut Journal,
+        before: &HashMap<String, (LineId, LinePositions)>,
+    ) {
+        let mut lines = HashMap::new();
+        for (vm, (was, positions)) in before {
+            let Some(id) = self.line_named(vm) else {
+                continue;
+            };
+            let runs = |index: usize| positions[index].is_some();
+            let Some(line) = self.line(id) else { continue };
+            let kept = line.frontend.as_ref().and_then(|frontend| frontend.kept());
+            let Some(kept) = kept else { continue };
+            line.goes_on = kept.runs && runs(TX) && runs(RX);
+            line.starts_anew = !line.goes_on;
+            lines.insert(*was, (id, line.goes_on));
+        }
+        let read = |index: usize| Some(((index / 2) as u32, journal.read(index)?));
+        let found = (1..journal.written()).step_by(2).filter_map(read);
+        let found: Vec<(u32, Vec<u8>)> = found.collect();
+        let records: Vec<Record<'_>> = found
+            .iter()
+            .map(|(index, bytes)| Record {
+                index: *index,
+                bytes: bytes.get(1..).unwrap_or_default(),
+                is_whole: bytes.first() == Some(&1),
+            })
+            .collect();
+        let inherited = self
+            .switch
+            .inherit(self.now, &records, &lines, &mut self.actions);
+        self.carry_out();
+        // Everything is written anew, by its numbers of now.
+        for index in 0..journal.written() {
+            if journal.read(index).is_some() {
+                journal.write(index, &[]);
+            }
+        }
+        for (id, line) in self.lines.iter() {
+            if line.as_ref().is_some_and(|line| line.goes_on) {
+                self.ledger.changed.push(LineId(id as u32));
+            }
+        }
+        for id in &inherited.circuits {
+            self.expect_parked(*id);
+        }
+        if !records.is_empty() {
+            tracing::info!(
+                circuits = inherited.circuits.len(),
+                reset = inherited.reset,
+                malformed = inherited.malformed,
+                "goes on with circuits of the daemon before"
+            );
+        }
+    }
+
+    fn expect_parked(&mut self, id: CircuitId) {
+        let Some(report) = self.switch.circuit(id) else {
+            return;
+        };
+        for (side, end) in [(Side::Caller, report.caller), (Side::Callee, report.callee)] {
+            if let (Some(line), 1..) = (end.line, end.kept_bytes) {
+                let unparked = self.ledger.unparked.entry(line).or_default();
+                unparked.push((id, side, end.kept_bytes));
+            }
+        }
+    }
+
+    /// Something of a line is to be written down at the end of this turn.
+    pub(super) fn note_line(&mut self, id: LineId) {
+        if self.ledger.journal.is_some() {
+            self.ledger.changed.push(id);
+        }
+    }
+
+    /// Writes down what has changed. Called before anything is published.
+    pub(super) fn commit(&mut self) {
+        let Some(mut journal) = self.ledger.journal.take() else {
+            return;
+        };
+        let mut changed = std::mem::take(&mut self.ledger.changed);
+        changed.extend(self.touched.iter().map(|(line, _)| *line));
+        for id in changed.drain(..) {
+            let record = self.line_record(id);
+            journal.write(line_index(id), record.as_deref().unwrap_or_default());
+        }
+        self.ledger.changed = changed;
+        let circuits = &self.circuits;
+        let mut room = Vec::new();
+        self.switch.take_changed(|index, bytes| {
+            room.clear();
+            if !bytes.is_empty() {
+                let io = circuits.get(index as usize).and_then(Option::as_ref);
+                room.push(u8::from(!io.is_some_and(CircuitIo::has_stored)));
+                room.extend_from_slice(bytes);
+            }
+            if !journal.write(circuit_index(index), &room) {
+                journal.write(circuit_index(index), &[]);
+            }
+        });
+        journal.commit();
+        self.ledger.journal = Some(journal);
+    }
+
+    fn line_record(&self, id: LineId) -> Option<Vec<u8>> {
+        let line = self.lines.get(id.0 as usize)?.as_ref()?;
+        let rings = [0, 1, 2].map(|index: usize| {
+            let ring = line.rings[index].as_ref()?;
+            let positions = ring.queue.positions(ring.held.len() as u16)?;
+            Some((positions.available, positions.used))
+        });
+        let record = LineRecord {
+            vm: &line.name,
+            rings,
+        };
+        postcard::to_allocvec(&record).ok()
+    }
+
+    /// Leaves everything to a successor, as it stands.
+    pub(super) fn leave_guests(&mut self) {
+        self.publish();
+        self.ledger.journal = None;
+        for (_, line) in &mut self.lines {
+            if let Some(line) = line {
+                line.rings = Default::default();
+            }
+        }
+    }
+
+    /// Parks again what a predecessor had parked of a line whose guest goes on.
+    pub(super) fn park_again(&mut self, id: LineId) {
+        let out = |line: &mut crate::line::LineIo| Some(line.rings[TX].as_ref()?.queue.out());
+        let heads = self.line(id).and_then(out).unwrap_or_default();
+        for head in heads {
+            let mut chain = Chain::default();
+            let ring = self.line(id).and_then(|line| line.rings[TX].as_ref());
+            match ring.map(|ring| ring.queue.read_again(head, &mut chain)) {
+                Some(Ok(true)) => self.park_one_again(id, chain),
+                Some(Err(error)) => return self.fail_line(id, &error),
+                _ => {}
+            }
+        }
+        for (circuit, from, kept) in self.ledger.unparked.remove(&id).unwrap_or_default() {
+            if self.switch.circuit(circuit).is_some() && !self.skip_delivered(circuit, from, kept) {
+                tracing::warn!(
+                    line = id.0,
+                    "what a circuit has sent is not in its guest's ring any more: it is reset"
+                );
+                self.tell(Event::Kill {
+                    circuit,
+                    reason: Reason::LineDown,
+                });
+            }
+        }
+    }
+
+    fn park_one_again(&mut self, id: LineId, chain: Chain) {
+        let mut bytes = [0; HEADER_LEN];
+        let memory = self.memory(id, TX);
+        let read = memory.map(|memory| memory.read(&chain.readable, 0, &mut bytes));
+        let header = Header::from_bytes(&bytes);
+        let payload = guestmem::guest::total_len(&chain.readable).saturating_sub(HEADER_LEN);
+        let is_data = matches!(read, Some(Ok(())))
+            && header.operation == Operation::Data as u16
+            && header.len as usize <= payload;
+        let peer = u32::try_from(header.dst_cid);
+        let known = peer.ok().and_then(|peer| {
+            self.switch
+                .circuit_of(id, header.src_port, peer, header.dst_port)
+        });
+        let (Some((circuit, from)), true) = (known, is_data) else {
+            return self.complete(id, TX, chain, 0);
+        };
+        if self.circuit(circuit).is_none() {
+            let socket_type = super::tx::socket_type(&header);
+            self.install(CircuitIo::new(circuit, socket_type));
+        }
+        let packet = Packet {
+            line: id,
+            chain,
+            header,
+        };
+        self.park(circuit, from, packet);
+    }
+
+    /// Skips what has been delivered of the first packet that is parked. `false` if what is parked is not what was kept.
+    fn skip_delivered(&mut self, id: CircuitId, from: Side, kept: u32) -> bool {
+        let parked = self
+            .circuit(id)
+            .and_then(|circuit| circuit.kept(from))
+            .map_or(0, |kept| kept.iter().map(|parcel| parcel.left()).sum());
+        let Some(delivered) = parked.checked_sub(kept as usize) else {
+            return false;
+        };
+        let first = self
+            .circuit(id)
+            .and_then(|circuit| circuit.kept(from)?.front());
+        match first {
+            Some(first) if delivered < first.left() => {
+                first.advance(delivered);
+                true
+            }
+            _ => false,
+        }
+    }
+}
