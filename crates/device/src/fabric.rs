@@ -65,7 +65,6 @@ pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
 use self::journal::Ledger;
-pub(crate) use self::journal::LinePositions;
 use self::redial::Redials;
 pub use self::serial::SerialConfig;
 use self::tx::{Batch, Outgoing, Packet};

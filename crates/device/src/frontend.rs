@@ -27,14 +27,13 @@ use vhost::vhost_user::{
     VhostUserBackendReqHandlerMut,
 };
 
-use crate::fabric::LinePositions;
 use crate::fault::fault_of;
 use crate::socket::{Listener, SocketFile, listen_for_vmm};
 
 use another::Another;
 use request::Caller;
 pub(crate) use request::{
-    Answer, Identity, MESSAGES_PER_TURN, Mailbox, Message, Model, Request, RingStart,
+    Answer, Identity, MESSAGES_PER_TURN, Mailbox, Message, Model, Request, RingPositions, RingStart,
 };
 pub(crate) use session::FEATURE_RING_PACKED;
 pub use session::is_kept;
@@ -76,7 +75,7 @@ impl Frontend {
         identity: Identity,
         model: Model,
         mailbox: Mailbox,
-        kept: Option<(Arc<Keeper>, Option<LinePositions>)>,
+        kept: Option<(Arc<Keeper>, Option<RingPositions>)>,
     ) -> io::Result<Frontend> {
         let (keep, positions) = match kept {
             Some((keeper, positions)) => (Some(Keep::new(keeper, path)), positions),

@@ -22,6 +22,7 @@ use wire::vsock::{HEADER_LEN, Header, Operation};
 use super::Fabric;
 use super::tx::Packet;
 use crate::circuit::CircuitIo;
+use crate::frontend::RingPositions;
 use crate::vsock::{RINGS, RX, TX};
 
 /// Circuits that may be written down; further ones end with this process. Lines have room for as many.
@@ -29,9 +30,6 @@ const CIRCUITS: usize = 1 << 18;
 
 /// Under which the keeper has the journal.
 const KEY: &str = "journal";
-
-/// Where each ring of a line is.
-pub(crate) type LinePositions = [Option<Positions>; RINGS];
 
 /// What is written down of a line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,7 +57,7 @@ pub(super) struct Ledger {
 struct Before {
     journal: Option<Journal>,
     /// By the full name of the VM.
-    lines: HashMap<String, (LineId, LinePositions)>,
+    lines: HashMap<String, (LineId, RingPositions)>,
 }
 
 /// The records of a line and of a circuit take turns.
@@ -85,7 +83,7 @@ impl Before {
             let positions = |(available, used)| Positions { available, used };
             let line = (
                 LineId((index / 2) as u32),
-                rings.map(|ring| ring.map(positions)),
+                rings.map(|ring| ring.map(positions)).to_vec(),
             );
             lines.insert(vm.to_owned(), line);
         }
@@ -117,9 +115,9 @@ impl Ledger {
     }
 
     /// Where the rings of this VM were, if a predecessor has written it down.
-    pub(super) fn positions(&self, vm: &str) -> Option<LinePositions> {
+    pub(super) fn positions(&self, vm: &str) -> Option<RingPositions> {
         let (_, positions) = self.before.as_ref()?.lines.get(vm)?;
-        Some(*positions)
+        Some(positions.clone())
     }
 
     /// Whether the daemon has yet to start. Then nothing is done for a guest: the start may fail, and what was kept is the next one's.
@@ -181,14 +179,14 @@ impl Fabric {
     fn inherit(
         &mut self,
         journal: &mut Journal,
-        before: &HashMap<String, (LineId, LinePositions)>,
+        before: &HashMap<String, (LineId, RingPositions)>,
     ) {
         let mut lines = HashMap::new();
         for (vm, (was, positions)) in before {
             let Some(id) = self.line_named(vm) else {
                 continue;
             };
-            let runs = |index: usize| positions[index].is_some();
+            let runs = |index: usize| matches!(positions.get(index), Some(Some(_)));
             let Some(line) = self.line(id) else { continue };
             let kept = line.frontend.as_ref().and_then(|frontend| frontend.kept());
             let Some(kept) = kept else { continue };

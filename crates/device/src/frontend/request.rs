@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, SyncSender, sync_channel};
 
 use guestmem::guest::GuestMemory;
-use guestmem::queue::{Ledger, QueueSetup};
+use guestmem::queue::{Ledger, Positions, QueueSetup};
 use vhost::vhost_user::{Error as ProtocolError, Result as ProtocolResult};
 
 use crate::Waker;
@@ -40,6 +40,9 @@ pub(crate) struct Identity {
     /// The network of a card, for the log; none of a line.
     pub(crate) network: Option<String>,
 }
+
+/// How far each ring of a device has come, as far as it is known.
+pub(crate) type RingPositions = Vec<Option<Positions>>;
 
 /// What a VMM asks of the fabric.
 #[derive(Debug)]

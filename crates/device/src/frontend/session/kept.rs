@@ -18,8 +18,7 @@ use vhost::vhost_user::{
 };
 
 use super::{Kick, Places, Session, memory_error};
-use crate::fabric::LinePositions;
-use crate::frontend::request::{Identity, Model};
+use crate::frontend::request::{Identity, Model, RingPositions};
 use crate::socket::{Listener, listen_again, listen_for_vmm};
 use sys::links::FileId;
 
@@ -87,7 +86,7 @@ pub(in crate::frontend) struct Before {
 pub(in crate::frontend) struct Said {
     record: Record,
     /// Where the rings were at the end of the predecessor's last turn, if that is known.
-    positions: Option<LinePositions>,
+    positions: Option<RingPositions>,
     files: Vec<File>,
 }
 
@@ -149,7 +148,7 @@ impl Keep {
         &self,
         identity: &Identity,
         model: &Model,
-        positions: Option<LinePositions>,
+        positions: Option<RingPositions>,
     ) -> Option<Before> {
         let item = self.keeper.take(&self.vmm_key)?;
         let vm = &identity.vm;
@@ -313,7 +312,7 @@ impl Session {
             (ring.enabled, ring.call) = (was.enabled, call);
             match kick {
                 Some(kick) if was.runs => {
-                    let position = positions.and_then(|of_all| of_all.get(index).copied()?);
+                    let position = positions.as_ref().and_then(|of_all| *of_all.get(index)?);
                     let found = position.map_or(Found::Predecessors, Found::Since);
                     self.start_with(index as u32, kick, found)?
                 }
