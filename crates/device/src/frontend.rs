@@ -140,7 +140,8 @@ impl Frontend {
 impl Drop for Frontend {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        if self.keep.as_ref().is_some_and(Keep::is_for_another) {
+        if let Some(keep) = self.keep.as_ref().filter(|keep| keep.is_for_another()) {
+            keep.give_back();
             return self.file.stay();
         }
         if let Some(keep) = &self.keep {

@@ -1,6 +1,6 @@
 //! The daemon's side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -60,6 +60,8 @@ pub struct Keeper {
     socket: OwnedFd,
     /// What a predecessor left and was not taken yet.
     found: Mutex<BTreeMap<Vec<u8>, Item>>,
+    /// Keys of what was taken and not used.
+    given_back: Mutex<BTreeSet<String>>,
     phase: AtomicU8,
 }
 
@@ -96,6 +98,7 @@ impl Keeper {
         Ok(Keeper {
             socket,
             found: Mutex::new(found),
+            given_back: Mutex::default(),
             phase: AtomicU8::new(STARTS),
         })
     }
@@ -105,7 +108,9 @@ impl Keeper {
     /// # Errors
     /// What the system says, or that this daemon has [left](Self::leave): what is kept is not what it should be.
     pub fn put(&self, key: &str, value: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.send(Kind::Put, key, value, descriptors)
+        self.send(Kind::Put, key, value, descriptors)?;
+        sys::lock(&self.given_back).remove(key);
+        Ok(())
     }
 
     /// Keeps nothing under this key.
@@ -127,11 +132,18 @@ impl Keeper {
         self.found().contains_key(key.as_bytes())
     }
 
-    /// The keys of what a predecessor left and that was not taken.
+    /// Whoever has taken what was under this key does not use it: the key is [untaken](Self::untaken) again, though there is nothing to take.
+    pub fn give_back(&self, key: &str) {
+        sys::lock(&self.given_back).insert(key.to_owned());
+    }
+
+    /// The keys of what a predecessor left and that was not taken, or was given back.
     pub fn untaken(&self) -> Vec<String> {
         let found = self.found();
         let keys = found.keys().map(|key| String::from_utf8_lossy(key));
-        keys.map(std::borrow::Cow::into_owned).collect()
+        let mut keys: Vec<_> = keys.map(std::borrow::Cow::into_owned).collect();
+        keys.extend(sys::lock(&self.given_back).iter().cloned());
+        keys
     }
 
     /// From now on the daemon works, and what it closes is closed.

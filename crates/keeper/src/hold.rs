@@ -206,6 +206,11 @@ impl Holder {
                 tracing::error!(%key, "no descriptors or room left: this is not kept");
                 let gone = self.items.remove(key.as_bytes());
                 self.close(gone);
+                // The daemon may have ended, and these be the last.
+                self.close(Some(Kept {
+                    value: Vec::new(),
+                    descriptors: message.descriptors,
+                }));
             }
             Kind::Put => {
                 let kept = Kept {

@@ -261,6 +261,91 @@ fn files_of_a_vmm_that_were_never_received_are_not_left_to_the_keeper() {
     });
 }
 
+/// What a VMM repeats would have the keeper close all files of the VMM each time.
+#[test]
+fn what_changes_nothing_is_not_kept_anew() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    guest.wait_for_answer(|| first.0.turn(Some(Duration::from_millis(1))).unwrap());
+    wait_for_poll(&format!("vhost-{}", host.vm));
+    // What is kept from here on is not the VMM's any more, if nothing is put.
+    let key = format!("vmm:{}", host.socket().display());
+    first.1.put(&key, b"older", &[]).unwrap();
+    end(first, &[&guest]);
+    assert_eq!(host.attach().take(&key).unwrap().value, b"older");
+}
+
+/// The thread of a VMM is held by a file when its line is closed, and ends when the next line at that path has a VMM.
+#[test]
+fn a_vmm_that_is_late_to_leave_does_not_take_the_next_ones_place() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let vmm = UnixStream::connect(host.socket()).unwrap();
+    let file = Lingering::new();
+    file.send(&vmm);
+    let (port, peer) = file.leave();
+    turn_until(&mut first.0, "the VMM's thread closes the file", |_| {
+        is_closing(port)
+    });
+    first.0.close_line(&host.vm);
+    first.0.open_line(&host.config()).unwrap();
+    let guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    guest.wait_for_answer(|| first.0.turn(Some(Duration::from_millis(1))).unwrap());
+    let thread = format!("vhost-{}", host.vm);
+    assert_eq!(count(&thread), 2);
+    drop((peer, vmm));
+    turn_until(&mut first.0, "the late thread ends", |_| {
+        count(&thread) == 1
+    });
+    // The VMM says nothing more, which would be kept again.
+    end(first, &[]);
+    let mut second = host.fabric();
+    runs(&mut second.0);
+}
+
+/// How many threads have this name.
+fn count(thread: &str) -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let name = |task: PathBuf| fs::read_to_string(task.join("comm")).unwrap_or_default();
+    let names = tasks.map(|task| name(task.unwrap().path()));
+    names.filter(|name| name.trim_end() == thread).count()
+}
+
+/// As when a VM cannot be added again: nothing serves its VMM, which has to see that.
+#[test]
+fn what_was_taken_for_a_line_that_did_not_open_is_let_go_with_the_rest() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    end(first, &[&guest]);
+    let (mut second, keeper) = (fabric(), host.attach());
+    second.set_keeper(keeper.clone());
+    second.open_line(&host.config()).unwrap();
+    second.close_line(&host.vm);
+    let untaken = keeper.untaken();
+    assert_eq!(untaken.len(), 2, "{untaken:?}");
+    for key in untaken {
+        keeper.drop_item(&key);
+    }
+    keeper.run();
+    guest.vmm.set_nonblocking(true).unwrap();
+    turn_until(&mut second, "the VMM is hung up on", |_| {
+        let read = (&guest.vmm).read(&mut [0; 64]);
+        read.map_or_else(
+            |error| error.kind() == ErrorKind::ConnectionReset,
+            |len| len == 0,
+        )
+    });
+    // The path is free, once the keeper has closed the socket.
+    while second.open_line(&host.config()).is_err() {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_vmm_in_whose_message_a_daemon_was_killed_is_hung_up_on() {
     let host = Host::new();

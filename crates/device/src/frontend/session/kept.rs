@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use guestmem::guest::{GuestMemory, RegionSpec};
 use guestmem::queue::{Found, Ledger, Ledgers};
@@ -72,6 +72,8 @@ pub(in crate::frontend) struct Keep {
     path: PathBuf,
     vmm_key: String,
     listener_key: String,
+    /// The line is closed, and the keys may be those of the next line at this path.
+    is_closed: Arc<Mutex<bool>>,
 }
 
 /// What a predecessor kept of a VMM.
@@ -97,6 +99,8 @@ pub(in crate::frontend) struct Open {
     stream: UnixStream,
     file: File,
     ledgers: Ledgers,
+    /// What was put last: the record, and the numbers of its files.
+    put: Option<(Vec<u8>, Vec<RawFd>)>,
 }
 
 /// Whether a predecessor has left the socket at which VMMs connect at this path.
@@ -116,6 +120,7 @@ impl Keep {
             path: path.to_path_buf(),
             vmm_key: format!("vmm:{}", path.display()),
             listener_key: listener_key(path),
+            is_closed: Arc::default(),
         }
     }
 
@@ -219,18 +224,41 @@ impl Keep {
             stream,
             file,
             ledgers,
+            put: None,
         })
     }
 
-    /// The VMM is gone.
+    /// The VMM is gone. A thread that says so long after its line was closed, as a file of its VMM's held it, has no effect.
     pub(in crate::frontend) fn hang_up(&self) {
-        self.keeper.drop_item(&self.vmm_key);
+        let is_closed = sys::lock(&self.is_closed);
+        if !*is_closed {
+            self.keeper.drop_item(&self.vmm_key);
+        }
     }
 
     /// Neither the VMM nor the socket is for a successor.
     pub(in crate::frontend) fn close(&self) {
-        self.hang_up();
-        self.keeper.drop_item(&self.listener_key);
+        let mut is_closed = sys::lock(&self.is_closed);
+        *is_closed = true;
+        for key in [&self.vmm_key, &self.listener_key] {
+            self.keeper.drop_item(key);
+        }
+    }
+
+    /// The line could not be opened after all. What was taken for it is let go when the daemon has started, unless it is used by then.
+    pub(in crate::frontend) fn give_back(&self) {
+        for key in [&self.vmm_key, &self.listener_key] {
+            self.keeper.give_back(key);
+        }
+    }
+
+    /// Keeps what a VMM has said, unless its line is closed.
+    fn put(&self, value: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let is_closed = sys::lock(&self.is_closed);
+        match *is_closed {
+            true => Err(io::Error::other("the line is closed")),
+            false => self.keeper.put(&self.vmm_key, value, descriptors),
+        }
     }
 }
 
@@ -260,14 +288,26 @@ impl Open {
         self.ledgers.set_answering(is_answering);
     }
 
-    /// Keeps this from now on.
-    fn put(&self, record: &Record, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    /// Keeps this from now on, if it is not what is kept.
+    fn put(&mut self, record: &Record, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let value = serde_json::to_vec(record)?;
+        // A message brings a new file before it closes the old one, so that another file has another number.
+        let numbers = files.iter().map(AsRawFd::as_raw_fd).collect();
+        let next = Some((value, numbers));
+        if self.put == next {
+            return Ok(());
+        }
+        // To close a file takes as long as the VMM has made it, such as by locks of its own on it. The keeper closes as many for each message,
+        // and does not wait: so this thread closes them first, and the VMM waits for that.
+        for file in files {
+            drop(file.try_clone_to_owned()?);
+        }
         let mut descriptors = vec![self.stream.as_fd(), self.file.as_fd()];
         descriptors.extend(files);
-        let value = serde_json::to_vec(record)?;
-        self.keep
-            .keeper
-            .put(&self.keep.vmm_key, &value, &descriptors)
+        let value = next.as_ref().map_or(&[][..], |(value, _)| value);
+        self.keep.put(value, &descriptors)?;
+        self.put = next;
+        Ok(())
     }
 }
 
@@ -332,7 +372,7 @@ impl Session {
 
     /// Keeps what was said so far. Called when the VMM was answered, and before that is noted.
     pub(in crate::frontend) fn keep(&mut self) {
-        let Some(kept) = &self.kept else { return };
+        let Some(kept) = &mut self.kept else { return };
         let mut files: Vec<_> = self.regions.iter().map(|(_, file)| file.as_fd()).collect();
         let mut rings = Vec::new();
         for ring in &self.rings {
