@@ -323,7 +323,7 @@ fn what_was_taken_for_a_line_that_did_not_open_is_let_go_with_the_rest() {
     runs(&mut first.0);
     end(first, &[&guest]);
     let (mut second, keeper) = (fabric(), host.attach());
-    second.set_keeper(keeper.clone());
+    second.set_keeper(keeper.clone()).unwrap();
     second.open_line(&host.config()).unwrap();
     second.close_line(&host.vm);
     let untaken = keeper.untaken();
