@@ -52,14 +52,7 @@ pub(crate) struct Frontend {
     /// The thread alone has the socket: its last descriptor closes what VMMs sent that were never accepted.
     file: SocketFile,
     keep: Option<Keep>,
-    of_before: Option<OfBefore>,
-}
-
-/// A VMM that a predecessor left.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct OfBefore {
-    /// Its rings run, but for those that a driver does not use.
-    pub(crate) runs: bool,
+    has_vmm_of_before: bool,
 }
 
 /// Another descriptor of the VMM's socket, by which the VMM is hung up on.
@@ -89,9 +82,7 @@ impl Frontend {
         let before = keep
             .as_ref()
             .and_then(|keep| keep.take(&identity, &model, positions));
-        let of_before = before.as_ref().map(|before| OfBefore {
-            runs: before.said.runs(),
-        });
+        let has_vmm_of_before = before.is_some();
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
         let Listener { socket, file } = listener;
@@ -122,13 +113,13 @@ impl Frontend {
             another_waits,
             file,
             keep,
-            of_before,
+            has_vmm_of_before,
         })
     }
 
-    /// The VMM that a predecessor left, if there was one.
-    pub(crate) fn kept(&self) -> Option<OfBefore> {
-        self.of_before
+    /// Whether a predecessor left a VMM, which this one goes on with.
+    pub(crate) fn has_vmm_of_before(&self) -> bool {
+        self.has_vmm_of_before
     }
 
     /// Whether a second VMM waits for the first to leave.

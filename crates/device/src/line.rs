@@ -208,6 +208,14 @@ impl StoppedRing {
         }
     }
 
+    /// One that another process ran: nothing is known of its memory.
+    pub(crate) fn at(available: u16) -> StoppedRing {
+        StoppedRing {
+            base: available.into(),
+            queue: None,
+        }
+    }
+
     /// Whether the guest has used the ring's memory for something else: then it is not paused, but runs on without the ring.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.queue

@@ -1,24 +1,22 @@
 //! Circuits that go on from a switch of another process.
 //!
 //! The owner of a switch can [record](Switch::take_changed) its circuits where they outlive the process, as of a moment between two events. The next switch
-//! [inherits](Switch::inherit) those between guests whose rings go on; the others are reset at the ends that are left, for a guest that waits would never hear
-//! of it. A record is checked as if a guest had written it.
+//! [inherits](Switch::inherit) those between guests whose rings go on. The others are inherited as well, to be reset at the ends that are left: a guest that waits would
+//! never hear of it otherwise, also where this switch ends before the guest has. A record is checked as if a guest had written it.
 
 use std::collections::{HashMap, HashSet};
 
-use policy::{LineId, Time};
-use wire::vsock::{Header, Operation};
-
 use crate::call::Destination;
 use crate::circuit::{Circuit, Deadline, DeadlineKind};
-use crate::end::{End, Party};
+use crate::end::Party;
 use crate::event::Action;
 use crate::share::Origin;
 use crate::switch::{Actions, EndKey};
 use crate::{CircuitId, Reason, Side, Switch};
+use policy::{LineId, Time};
 
-/// The lines of guests that are there still, by what they were: what they are now, and whether their rings go on.
-type Lines = HashMap<LineId, (LineId, bool)>;
+/// The lines of guests that are there still, by what they were.
+type Lines = HashMap<LineId, LineId>;
 
 /// Room for a circuit's record, in bytes.
 const RECORD_BYTES: usize = 256;
@@ -74,7 +72,7 @@ impl Switch {
     }
 
     /// Goes on with circuits that a switch before this one has recorded. `lines` has the lines of guests that are there still, by what they were
-    /// then: what they are now, and whether their rings go on. To be called
+    /// then. To be called
     /// before there is any circuit; a line is [up](crate::Event::LineGoesOn) later. Circuits that the policy in force would not set up are cut.
     pub fn inherit(
         &mut self,
@@ -92,64 +90,69 @@ impl Switch {
                 inherited.malformed += 1;
                 continue;
             };
-            let goes_on = record.is_whole && self.goes_on(&circuit, lines);
-            match goes_on.then(|| moved(circuit.clone(), now, lines)) {
-                Some(circuit) if enter_ends(&circuit, &mut ends) => kept.push(circuit),
-                _ => {
-                    self.note_lost(&circuit, lines);
-                    inherited.reset += 1;
-                }
+            let (circuit, is_lost) = self.moved(circuit, now, lines);
+            if circuit.ends.iter().all(|end| end.gone) {
+                inherited.reset += 1;
+            } else if enter_ends(&circuit, &mut ends) {
+                kept.push((circuit, is_lost || !record.is_whole));
+            } else {
+                inherited.malformed += 1;
             }
         }
-        inherited.circuits = kept.iter().map(|circuit| circuit.id).collect();
-        self.next_generation = inherited
-            .circuits
-            .iter()
-            .map(|id| id.generation.wrapping_add(1))
+        let generations = kept.iter().map(|(circuit, _)| circuit.id.generation);
+        self.next_generation = generations
+            .map(|generation| generation.wrapping_add(1))
             .fold(self.next_generation, u32::max);
-        let at_index = |circuit: Circuit| (circuit.id.index as usize, circuit);
+        let fates: Vec<(CircuitId, bool)> = kept
+            .iter()
+            .map(|(circuit, is_lost)| (circuit.id, *is_lost))
+            .collect();
+        let at_index = |(circuit, _): (Circuit, bool)| (circuit.id.index as usize, circuit);
         self.circuits.restore(kept.into_iter().map(at_index));
-        for id in &inherited.circuits {
-            self.take_up(now, id.index as usize, actions);
+        for (id, is_lost) in fates {
+            let index = id.index as usize;
+            self.take_up(now, index);
+            if is_lost {
+                inherited.reset += 1;
+                self.kill(now, index, Reason::DaemonEnded, actions);
+            } else {
+                inherited.circuits.push(id);
+                self.judge_inherited(now, index, actions);
+            }
         }
         inherited
     }
 
-    /// Whether both ends of a circuit are guests that go on, or gone.
-    fn goes_on(&self, circuit: &Circuit, lines: &Lines) -> bool {
-        let is_there = |end: &End| match end.party {
-            _ if end.gone => true,
-            Party::Guest { line, cid } => lines
-                .get(&line)
-                .filter(|(_, goes_on)| *goes_on)
-                .and_then(|(line, _)| self.lines.get(line.0 as usize))
-                .is_some_and(|line| line.address.cid == cid && !line.removed),
-            Party::Departed { .. } | Party::Host | Party::Hybrid { .. } => false,
-        };
-        circuit.ends.iter().all(is_there) && circuit.ends.iter().any(|end| !end.gone)
-    }
-
-    /// Has the guests at a circuit's ends learn that it is over, when their lines are up.
-    fn note_lost(&mut self, circuit: &Circuit, lines: &Lines) {
-        for side in [Side::Caller, Side::Callee] {
-            let (end, peer) = (circuit.end(side), circuit.end(side.other()));
-            let line = end.line().filter(|_| !end.gone);
-            let line = line.and_then(|line| self.lines.get_mut(lines.get(&line)?.0.0 as usize));
-            let Some(line) = line else { continue };
-            line.lost.push(Header {
-                src_cid: peer.seen.0.into(),
-                dst_cid: line.address.cid.into(),
-                src_port: peer.seen.1,
-                dst_port: end.port,
-                socket_type: circuit.socket_type as u16,
-                operation: Operation::Reset as u16,
-                ..Header::default()
+    /// The same circuit, between the lines of now, and whether an end was lost that was not gone. What is lost is gone now.
+    fn moved(&self, mut circuit: Circuit, now: Time, lines: &Lines) -> (Circuit, bool) {
+        let of_now = |line: LineId| lines.get(&line).copied();
+        let mut is_lost = false;
+        for end in &mut circuit.ends {
+            let cid = end.cid();
+            let line = end.line().and_then(of_now).filter(|line| {
+                let line = self.lines.get(line.0 as usize);
+                line.is_some_and(|line| line.address.cid == cid && !line.removed)
             });
+            let departed = Party::Departed { cid };
+            end.party = line.map_or(departed, |line| Party::Guest { line, cid });
+            is_lost |= line.is_none() && !end.gone;
+            end.gone |= line.is_none();
         }
+        for destination in [&mut circuit.call.dialled, &mut circuit.call.reached] {
+            if let Destination::Line(line) = *destination {
+                *destination = of_now(line).map_or(Destination::Departed, Destination::Line);
+            }
+        }
+        if let Some(Origin::Vm(line)) = circuit.origin {
+            circuit.origin = Some(of_now(line).map_or(Origin::Outside, Origin::Vm));
+        }
+        circuit.opened_at = now;
+        circuit.accounted = circuit.passed;
+        (circuit, is_lost)
     }
 
     /// Has everything else know of a circuit that is in the table.
-    fn take_up(&mut self, now: Time, index: usize, actions: &mut Actions) {
+    fn take_up(&mut self, now: Time, index: usize) {
         let deadline = self.circuits[index].deadline.take();
         self.enter_circuit(index);
         if self.circuits[index].answered {
@@ -163,7 +166,6 @@ impl Switch {
             if let Some(line) = line.and_then(|line| self.line_mut(line)) {
                 line.grant(origin, grant);
             }
-            self.enqueue(index, side, actions);
         }
         if let Some(Deadline { kind, .. }) = deadline {
             let limits = self.limits_at(index, Side::Callee);
@@ -174,6 +176,13 @@ impl Switch {
             };
             let at = now + patience;
             self.set_deadline(index, Some(Deadline { at, kind }));
+        }
+    }
+
+    /// Has both ends go on, under the rules in force.
+    fn judge_inherited(&mut self, now: Time, index: usize, actions: &mut Actions) {
+        for side in [Side::Caller, Side::Callee] {
+            self.enqueue(index, side, actions);
         }
         let judgement = self.judge_again(index);
         let rule = judgement.as_ref().and_then(|judgement| judgement.rule);
@@ -195,44 +204,8 @@ impl Switch {
         };
         line.up = true;
         line.seqpacket = seqpacket;
-        self.reset_lost(id, actions);
         actions.push(Action::Wake { line: id });
     }
-
-    /// Resets what did not go on.
-    pub(crate) fn reset_lost(&mut self, id: LineId, actions: &mut Actions) {
-        let Some(line) = self.line_mut(id).filter(|line| !line.lost.is_empty()) else {
-            return;
-        };
-        let lost = std::mem::take(&mut line.lost);
-        line.orphans.extend(lost);
-        actions.push(Action::Wake { line: id });
-    }
-}
-
-/// The same circuit, between the lines of now.
-fn moved(mut circuit: Circuit, now: Time, lines: &Lines) -> Circuit {
-    let of_now = |line: LineId| lines.get(&line).map(|(line, _)| *line);
-    for end in &mut circuit.ends {
-        end.party = match end.party {
-            Party::Guest { line, cid } => match of_now(line) {
-                Some(line) => Party::Guest { line, cid },
-                None => Party::Departed { cid },
-            },
-            other => Party::Departed { cid: other.cid() },
-        };
-    }
-    for destination in [&mut circuit.call.dialled, &mut circuit.call.reached] {
-        if let Destination::Line(line) = *destination {
-            *destination = of_now(line).map_or(Destination::Departed, Destination::Line);
-        }
-    }
-    if let Some(Origin::Vm(line)) = circuit.origin {
-        circuit.origin = Some(of_now(line).map_or(Origin::Outside, Origin::Vm));
-    }
-    circuit.opened_at = now;
-    circuit.accounted = circuit.passed;
-    circuit
 }
 
 /// Notes by what the packets of both ends are known, unless another circuit has one of these.

@@ -54,8 +54,6 @@ pub(crate) struct Line {
     pub(crate) stale: usize,
     /// Resets for packets without a circuit, at most `Limits::orphan_resets`.
     pub(crate) orphans: VecDeque<Header>,
-    /// Resets for circuits of a switch before this one, while the line has yet to come up.
-    pub(crate) lost: Vec<Header>,
     pub(crate) circuits: u32,
     pub(crate) half_open: u32,
     /// What of these others hold who called.
@@ -109,7 +107,6 @@ impl Line {
             round: VecDeque::new(),
             stale: 0,
             orphans: VecDeque::new(),
-            lost: Vec::new(),
             circuits: 0,
             half_open: 0,
             shares: Shares::default(),

@@ -98,6 +98,8 @@ pub enum Reason {
     SlowPeer,
     #[error("ended by the operator")]
     Operator,
+    #[error("the daemon ended in between, and the circuit could not go on with the next one")]
+    DaemonEnded,
 }
 
 impl From<RuleLimit> for Reason {
@@ -111,7 +113,7 @@ impl From<RuleLimit> for Reason {
 
 impl Reason {
     /// Every reason, in the order of [`Reason::index`].
-    pub const ALL: [Reason; 36] = [
+    pub const ALL: [Reason; 37] = [
         Reason::NoListener,
         Reason::WrongType,
         Reason::BacklogFull,
@@ -148,6 +150,7 @@ impl Reason {
         Reason::TooManyMessages,
         Reason::SlowPeer,
         Reason::Operator,
+        Reason::DaemonEnded,
     ];
 
     /// The name of this reason's counter.
@@ -189,6 +192,7 @@ impl Reason {
             Reason::TooManyMessages => "ended_too_many_messages",
             Reason::SlowPeer => "ended_slow_peer",
             Reason::Operator => "ended_operator",
+            Reason::DaemonEnded => "ended_daemon_ended",
         }
     }
 

@@ -543,14 +543,11 @@ impl Switch {
     // ---- Lines ----
 
     fn line_up(&mut self, now: Time, id: LineId, seqpacket: bool, actions: &mut Actions) {
-        let lost = self.line_mut(id).map(|line| std::mem::take(&mut line.lost));
         self.line_down(now, id, Reason::LineDown, None, actions);
         if let Some(line) = self.line_mut(id) {
             line.up = true;
             line.seqpacket = seqpacket;
-            line.lost = lost.unwrap_or_default();
         }
-        self.reset_lost(id, actions);
     }
 
     fn line_down(
@@ -566,7 +563,6 @@ impl Switch {
         };
         line.up = false;
         line.orphans.clear();
-        line.lost.clear();
         line.round.clear();
         line.stale = 0;
         let circuits = self.take_ends(id).into_iter();

@@ -176,8 +176,10 @@ impl Fabric {
         let was_kicked = ring.is_kicked;
         line.rings[index] = Some(ring);
         line.seqpacket = start.features & FEATURE_SEQPACKET != 0;
-        if !resumes && !line.goes_on && index != EVENT {
+        let goes_on = line.goes_on && is_taken_over;
+        if !resumes && !goes_on && index != EVENT {
             line.starts_anew = true;
+            line.goes_on = false;
             line.owes_reset |= used_before;
         }
         line.stopped[index] = None;

@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use guestmem::journal::{Journal, JournalError};
+use guestmem::journal::{Journal, JournalError, MAX_RECORD_BYTES};
 use guestmem::queue::{Chain, Positions};
 use keeper::Keeper;
 use policy::LineId;
@@ -22,7 +22,8 @@ use wire::vsock::{HEADER_LEN, Header, Operation};
 use super::Fabric;
 use super::tx::Packet;
 use crate::circuit::CircuitIo;
-use crate::frontend::RingPositions;
+use crate::frontend::{Frontend, RingPositions};
+use crate::line::{LineIo, StoppedRing};
 use crate::vsock::{RINGS, RX, TX};
 
 /// Circuits that may be written down; further ones end with this process. Lines have room for as many.
@@ -186,13 +187,20 @@ impl Fabric {
             let Some(id) = self.line_named(vm) else {
                 continue;
             };
-            let runs = |index: usize| matches!(positions.get(index), Some(Some(_)));
             let Some(line) = self.line(id) else { continue };
-            let kept = line.frontend.as_ref().and_then(|frontend| frontend.kept());
-            let Some(kept) = kept else { continue };
-            line.goes_on = kept.runs && runs(TX) && runs(RX);
-            line.starts_anew = !line.goes_on;
-            lines.insert(*was, (id, line.goes_on));
+            let has_vmm = line
+                .frontend
+                .as_ref()
+                .is_some_and(Frontend::has_vmm_of_before);
+            let known = |index: usize| positions.get(index).copied().flatten();
+            if let (true, Some(_), Some(_)) = (has_vmm, known(TX), known(RX)) {
+                (line.goes_on, line.starts_anew) = (true, false);
+                for index in 0..RINGS {
+                    // A VMM that has paused its guest starts the rings there.
+                    line.stopped[index] = known(index).map(|at| StoppedRing::at(at.available));
+                }
+                lines.insert(*was, id);
+            }
         }
         let read = |index: usize| Some(((index / 2) as u32, journal.read(index)?));
         let found = (1..journal.written()).step_by(2).filter_map(read);
@@ -215,11 +223,7 @@ impl Fabric {
                 journal.write(index, &[]);
             }
         }
-        for (id, line) in self.lines.iter() {
-            if line.as_ref().is_some_and(|line| line.goes_on) {
-                self.ledger.changed.push(LineId(id as u32));
-            }
-        }
+        self.ledger.changed.extend(lines.into_values());
         for id in &inherited.circuits {
             self.expect_parked(*id);
         }
@@ -259,40 +263,40 @@ impl Fabric {
         };
         let mut changed = std::mem::take(&mut self.ledger.changed);
         changed.extend(self.touched.iter().map(|(line, _)| *line));
+        changed.sort_unstable();
+        changed.dedup();
+        let mut room = [0; MAX_RECORD_BYTES];
         for id in changed.drain(..) {
-            let record = self.line_record(id);
-            journal.write(line_index(id), record.as_deref().unwrap_or_default());
+            let record = self.line_record(id, &mut room);
+            journal.write(line_index(id), record.unwrap_or_default());
         }
         self.ledger.changed = changed;
         let circuits = &self.circuits;
-        let mut room = Vec::new();
         self.switch.take_changed(|index, bytes| {
-            room.clear();
-            if !bytes.is_empty() {
-                let io = circuits.get(index as usize).and_then(Option::as_ref);
-                room.push(u8::from(!io.is_some_and(CircuitIo::has_stored)));
-                room.extend_from_slice(bytes);
-            }
-            if !journal.write(circuit_index(index), &room) {
-                journal.write(circuit_index(index), &[]);
-            }
+            let io = circuits.get(index as usize).and_then(Option::as_ref);
+            let record = match room.get_mut(..1 + bytes.len()) {
+                Some(record) if !bytes.is_empty() => {
+                    record[0] = u8::from(!io.is_some_and(CircuitIo::has_stored));
+                    record[1..].copy_from_slice(bytes);
+                    &*record
+                }
+                _ => &[],
+            };
+            journal.write(circuit_index(index), record);
         });
         journal.commit();
         self.ledger.journal = Some(journal);
     }
 
-    fn line_record(&self, id: LineId) -> Option<Vec<u8>> {
+    fn line_record<'a>(&self, id: LineId, room: &'a mut [u8]) -> Option<&'a [u8]> {
         let line = self.lines.get(id.0 as usize)?.as_ref()?;
-        let rings = [0, 1, 2].map(|index: usize| {
-            let ring = line.rings[index].as_ref()?;
-            let positions = ring.queue.positions(ring.held.len() as u16)?;
-            Some((positions.available, positions.used))
-        });
         let record = LineRecord {
             vm: &line.name,
-            rings,
+            rings: [0, 1, 2].map(|index| ring_record(line, index)),
         };
-        postcard::to_allocvec(&record).ok()
+        postcard::to_slice(&record, room)
+            .ok()
+            .map(|record| &*record)
     }
 
     /// Leaves everything to a successor, as it stands.
@@ -308,7 +312,7 @@ impl Fabric {
 
     /// Parks again what a predecessor had parked of a line whose guest goes on.
     pub(super) fn park_again(&mut self, id: LineId) {
-        let out = |line: &mut crate::line::LineIo| Some(line.rings[TX].as_ref()?.queue.out());
+        let out = |line: &mut LineIo| Some(line.rings[TX].as_ref()?.queue.out());
         let heads = self.line(id).and_then(out).unwrap_or_default();
         for head in heads {
             let mut chain = Chain::default();
@@ -347,7 +351,12 @@ impl Fabric {
             self.switch
                 .circuit_of(id, header.src_port, peer, header.dst_port)
         });
-        let (Some((circuit, from)), true) = (known, is_data) else {
+        let expected = self.ledger.unparked.get(&id);
+        let is_expected = |(circuit, from): &(CircuitId, Side)| {
+            let mut expected = expected.iter().flat_map(|of_line| of_line.iter());
+            is_data && expected.any(|(id, side, _)| (id, side) == (circuit, from))
+        };
+        let Some((circuit, from)) = known.filter(is_expected) else {
             return self.complete(id, TX, chain, 0);
         };
         if self.circuit(circuit).is_none() {
@@ -382,4 +391,14 @@ impl Fabric {
             _ => false,
         }
     }
+}
+
+/// Where a ring is; of one that has stopped, where it would go on.
+fn ring_record(line: &LineIo, index: usize) -> Option<(u16, u16)> {
+    if let Some(stopped) = &line.stopped[index] {
+        return stopped.base.try_into().ok().map(|base| (base, base));
+    }
+    let ring = line.rings[index].as_ref()?;
+    let positions = ring.queue.positions(ring.held.len() as u16)?;
+    Some((positions.available, positions.used))
 }

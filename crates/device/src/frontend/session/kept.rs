@@ -267,15 +267,6 @@ impl Said {
     pub(in crate::frontend) fn features(&self) -> [Option<u64>; 2] {
         [self.record.protocol_features, self.record.features]
     }
-
-    /// Whether those of the first two rings run, which a driver always uses.
-    pub(in crate::frontend) fn runs(&self) -> bool {
-        let rings = &self.record.rings;
-        rings
-            .iter()
-            .take(2)
-            .all(|ring| ring.runs && ring.enabled != Some(false))
-    }
 }
 
 impl Open {

@@ -1,5 +1,6 @@
 //! Circuits between guests, which go on.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use device::{CircuitFilter, Fabric, LineConfig};
@@ -61,11 +62,26 @@ fn byte(place: u32) -> u8 {
 
 impl Scene {
     fn new() -> Scene {
+        Scene::with(Guest::connect)
+    }
+
+    /// The guests can be paused.
+    fn of_guests_that_pause() -> Scene {
+        Scene::with(|socket| {
+            let guest = Guest::connect_without_rings(socket);
+            guest.start_kick_first();
+            guest
+        })
+    }
+
+    fn with(connect: impl Fn(&Path) -> Guest) -> Scene {
         let host = Host::new();
         let mut running = start(&host, false);
         let [web, db] = configs(&host);
-        let sender = Guest::connect(&web.vhost_user);
-        let receiver = Guest::attach(&mut running.0, &db.vhost_user);
+        let (sender, receiver) = (connect(&web.vhost_user), connect(&db.vhost_user));
+        turn_until(&mut running.0, "both run", |fabric| {
+            fabric.lines().iter().all(|line| line.report.up)
+        });
         let last_packet = sender.buffer(0);
         let mut scene = Scene {
             host,
@@ -226,6 +242,27 @@ fn what_is_sent_while_there_is_no_fabric_arrives() {
     scene.send(Operation::Data, PACKET);
     scene.running = Some(start(&scene.host, false));
     scene.receive_all();
+}
+
+#[test]
+fn a_guest_that_is_paused_meanwhile_goes_on() {
+    for is_sender in [true, false] {
+        let mut scene = Scene::of_guests_that_pause();
+        scene.send(Operation::Data, PACKET);
+        scene.offer_buffers(24);
+        scene.until("it arrives", |scene| {
+            scene.received().len() == PACKET as usize
+        });
+        let pauses = |scene: &Scene, enabled| match is_sender {
+            true => scene.sender.set_enabled(enabled),
+            false => scene.receiver.set_enabled(enabled),
+        };
+        pauses(&scene, false);
+        scene.hand_over(false);
+        pauses(&scene, true);
+        scene.send(Operation::Data, PACKET);
+        scene.receive_all();
+    }
 }
 
 #[test]
