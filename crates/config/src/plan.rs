@@ -274,6 +274,21 @@ impl Plan {
         let Some(line) = self.lines.get(&full_name) else {
             return Ok(());
         };
+        // Each member is named, so that a new one is not forgotten: it may change, or it may not.
+        let VmRequest {
+            domain,
+            name: _,
+            aliases,
+            groups,
+            cid,
+            vmm: _,
+            host: _,
+            channels: _,
+            ports,
+            windows,
+            qmp,
+            limits,
+        } = request;
         let (vmm, host) = self.sockets(request);
         let is_serial = |of: &VmmSocket| matches!(of, VmmSocket::Serial(_));
         let is_hybrid = |of: &VmmSocket| matches!(of, VmmSocket::Hybrid(_));
@@ -281,26 +296,26 @@ impl Plan {
         let fixed = [
             ("serial", is_serial(&vmm) == is_serial(was)),
             ("hybrid", is_hybrid(&vmm) == is_hybrid(was)),
-            ("cid", request.cid.is_none_or(|cid| cid == line.cid)),
+            ("cid", cid.is_none_or(|cid| cid == line.cid)),
             (was.key(), vmm == *was),
             ("host", host == line.host),
             ("channel", self.channels(request) == line.channels),
-            ("windows", request.windows == line.windows),
-            ("qmp", request.qmp == line.qmp),
-            ("limits", request.limits == line.limits),
+            ("windows", *windows == line.windows),
+            ("qmp", *qmp == line.qmp),
+            ("limits", *limits == line.limits),
             ("net", self.keeps_ports(line, request)),
         ];
         if let Some((key, _)) = fixed.into_iter().find(|(_, same)| !same) {
             let vm = full_name;
             return Err(InputError::Fixed { key, vm });
         }
-        for alias in &request.aliases {
-            self.unowned_name(&request.domain, alias)?;
+        for alias in aliases {
+            self.unowned_name(domain, alias)?;
         }
         if let Some(line) = self.lines.get_mut(&full_name) {
-            line.aliases.clone_from(&request.aliases);
-            line.own_groups.clone_from(&request.groups);
-            line.port_requests.clone_from(&request.ports);
+            line.aliases.clone_from(aliases);
+            line.own_groups.clone_from(groups);
+            line.port_requests.clone_from(ports);
         }
         Ok(())
     }

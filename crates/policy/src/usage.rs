@@ -50,10 +50,14 @@ impl RuleUse {
     }
 
     fn take_over(&mut self, old: RuleUse) {
-        for (new, old) in [
-            (&mut self.connects, old.connects),
-            (&mut self.bytes, old.bytes),
-        ] {
+        // Each field is named, so that a new limit is not forgotten. Circuits are counted anew.
+        let RuleUse {
+            limits: _,
+            circuits: _,
+            connects,
+            bytes,
+        } = old;
+        for (new, old) in [(&mut self.connects, connects), (&mut self.bytes, bytes)] {
             *new = new.take().map(|new| new.replacing(old));
         }
     }
