@@ -105,6 +105,20 @@ fn a_guest_is_shut_down_when_its_line_says_so() {
 }
 
 #[test]
+fn a_guest_that_is_off_does_not_reboot_or_fall_asleep() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    for command in [
+        &["reboot", "web"][..],
+        &["suspend", "web"],
+        &["shutdown", "--suspend", "web"],
+    ] {
+        let outcome = run(&daemon, command);
+        assert_refused(&outcome, 1, "VM \"web\": is off: no VMM is attached");
+        assert_eq!(outcome.out, "", "{command:?}");
+    }
+}
+
+#[test]
 fn a_guest_that_does_not_go_is_told_of() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
     let _guest = Guest::start(&daemon, "web", &POWER_TOOLS);

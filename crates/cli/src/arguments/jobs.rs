@@ -106,7 +106,7 @@ The guest shuts down its own way: by systemd, or by the command poweroff of its 
 its VMM, has to let go of the line. Of a VM with --hybrid or --serial only its agent and its VMM are seen: without its agent for ten seconds, it
 counts as off.
 
-With --all, VMs whose agent is not ready are skipped, with a message. Exit codes: 0 done, or off already; 1 not within the time, or refused,
+With --all, VMs whose agent is not ready are skipped, with a message. Exit codes: 0 done, or off already (with --suspend, off is 1); 1 not within the time, or refused,
 for the reason given; 2 the command line is wrong.")]
 pub struct Shutdown {
     /// Name of the VM, or DOMAIN/NAME
@@ -130,7 +130,7 @@ pub struct Shutdown {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Waits until the guest's agent is there again, in another boot. A VMM that ends when its guest reboots, as QEMU with -no-reboot does, has to be
-started again: that is said, with exit code 1.")]
+started again: that is said, with exit code 1, as is that the guest is off.")]
 pub struct Reboot {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
@@ -145,7 +145,8 @@ pub struct Reboot {
 /// The options of `suspend`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The guest is suspended to memory, and its VMM has to wake it up (of QEMU: system_wakeup). Waits until the guest no longer answers.")]
+The guest is suspended to memory, and its VMM has to wake it up (of QEMU: system_wakeup). Waits until the guest no longer answers.
+Exit code 1: not within the time, refused, or the guest is off.")]
 pub struct Suspend {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,

@@ -134,7 +134,10 @@ impl Order {
         });
         match outcome {
             Outcome::Done(words) => print(&format!("{}: {words}\n", vm.full_name())),
-            Outcome::LeftAlone(words) if vm.state == VmState::Waiting => {
+            // A guest that is off neither comes back nor falls asleep.
+            Outcome::LeftAlone(words)
+                if vm.state == VmState::Waiting && self.action == Power::Shutdown =>
+            {
                 print(&format!("{}: {words}\n", vm.full_name()))
             }
             Outcome::LeftAlone(words) | Outcome::Failed(words) => {
