@@ -134,6 +134,8 @@ pub(crate) enum Progress {
     Gone,
     /// It gets this answer and no circuit.
     Refused(String),
+    /// It is a VMM, which belongs at another socket. It gets this answer.
+    VhostUser(String),
 }
 
 impl Caller {
@@ -156,7 +158,13 @@ impl Caller {
                 connect::refused("expected the whole request in one message"),
             ),
             Request::Partial => Progress::Waiting,
-            Request::Invalid(error) => Progress::Refused(connect::refused(error)),
+            Request::Invalid(error) => {
+                let answer = connect::refused(error);
+                match connect::is_vhost_user(&bytes[..seen]) {
+                    true => Progress::VhostUser(answer),
+                    false => Progress::Refused(answer),
+                }
+            }
             Request::Connect { port, len } => Progress::Wants {
                 port,
                 request_len: len,

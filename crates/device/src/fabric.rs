@@ -365,6 +365,7 @@ impl Fabric {
         let line = LineIo::new(generation, config.address.full_name(), config.host.clone());
         Ok(LineIo {
             listeners,
+            vhost_user: Some(config.vhost_user.clone()),
             frontend: Some(frontend),
             ..line
         })

@@ -36,6 +36,8 @@ pub(crate) struct LineIo {
     pub(crate) name: String,
     /// Where programs of the host connect. What they listen at for the guest's dials is at this path with `_PORT` behind it.
     pub(crate) host_path: PathBuf,
+    /// Where a VMM connects by vhost-user, if this is such a line.
+    pub(crate) vhost_user: Option<PathBuf>,
     /// The socket of a hybrid line's VMM. Where it calls, is at this path with `_PORT` behind it.
     pub(crate) vmm: Option<PathBuf>,
     pub(crate) agent_secret: AgentSecret,
@@ -108,6 +110,7 @@ impl LineIo {
             generation,
             name,
             host_path,
+            vhost_user: None,
             vmm: None,
             agent_secret: AgentSecret::default(),
             listeners: Vec::new(),
@@ -137,6 +140,16 @@ impl LineIo {
             unarmed: false,
             vain_looks: 0,
         }
+    }
+
+    /// What the log says of a VMM that has connected to the socket of programs.
+    pub(crate) fn wrong_socket(&self) -> String {
+        let place = match &self.vhost_user {
+            Some(path) => format!("it belongs at {}", path.display()),
+            None => "this VM has no socket for vhost-user".to_owned(),
+        };
+        let (name, host) = (&self.name, self.host_path.display());
+        format!("a VMM speaks vhost-user at {name}'s socket for programs ({host}): {place}")
     }
 
     /// Both rings run, so that packets flow.

@@ -76,6 +76,29 @@ impl Request {
     }
 }
 
+/// Length of the header of a vhost-user message: its request's number, its flags, and how many bytes follow.
+const VHOST_USER_HEADER_LEN: usize = 12;
+/// Above every request's number and every message's length that a VMM begins with.
+const MAX_VHOST_USER_REQUEST: u32 = 64;
+const MAX_VHOST_USER_LEN: u32 = 4096;
+
+/// Whether `bytes` begin with the header of a vhost-user request, version 1, with or without the flag that asks for an acknowledgement: a VMM has
+/// connected to the wrong socket.
+pub fn is_vhost_user(bytes: &[u8]) -> bool {
+    const NEEDS_REPLY: u32 = 1 << 3;
+    let Some(header) = bytes.first_chunk::<VHOST_USER_HEADER_LEN>() else {
+        return false;
+    };
+    let [request, flags, len] = [0, 4, 8].map(|at| {
+        let mut number = [0; 4];
+        number.copy_from_slice(&header[at..at + 4]);
+        u32::from_le_bytes(number)
+    });
+    (1..=MAX_VHOST_USER_REQUEST).contains(&request)
+        && flags & !NEEDS_REPLY == 1
+        && len <= MAX_VHOST_USER_LEN
+}
+
 /// What a VMM that speaks this convention has answered to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
@@ -214,6 +237,35 @@ mod tests {
                 Request::Invalid(RequestError::Port),
                 "{bytes:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_vmm_at_the_wrong_socket_is_known_by_its_first_header() {
+        let header = |request: u32, flags: u32, len: u32| {
+            [request, flags, len].map(u32::to_le_bytes).concat()
+        };
+        for bytes in [
+            header(1, 1, 0),
+            header(3, 1, 0),
+            header(2, 9, 8),
+            [header(2, 1, 8), vec![0; 8]].concat(),
+        ] {
+            assert!(is_vhost_user(&bytes), "{bytes:?}");
+            assert_eq!(Request::parse(&bytes), Request::Invalid(RequestError::Verb));
+        }
+        for bytes in [
+            header(0, 1, 0),
+            header(65, 1, 0),
+            header(1, 0, 0),
+            header(1, 2, 0),
+            header(1, 5, 8),
+            header(1, 1, 4097),
+            header(1, 1, 0)[..11].to_vec(),
+            b"CONNECT 1234\n".to_vec(),
+            b"GET / HTTP/1.1\r\n".to_vec(),
+        ] {
+            assert!(!is_vhost_user(&bytes), "{bytes:?}");
         }
     }
 

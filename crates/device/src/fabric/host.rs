@@ -243,6 +243,13 @@ impl Fabric {
                 }
             }
             Progress::Refused(answer) => self.dismiss(slot, &answer),
+            Progress::VhostUser(answer) => {
+                let id = caller.line;
+                if let Some(line) = self.line(id) {
+                    tracing::warn!(vm = line.name, "{}", line.wrong_socket());
+                }
+                self.dismiss(slot, &answer);
+            }
             Progress::Wants { port, request_len } => {
                 caller.request_len = request_len;
                 self.put_caller_through(slot, port);

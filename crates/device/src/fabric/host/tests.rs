@@ -1,4 +1,4 @@
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use policy::{Address, Policy, Rule};
 use vsock::Limits;
 
 use super::*;
-use crate::HybridConfig;
+use crate::{HybridConfig, LineConfig};
 
 /// Programs that have yet to say whom they want keep out no caller that need not say it.
 #[test]
@@ -67,4 +67,40 @@ fn a_published_port_needs_no_place_of_the_host_socket() {
     }
     let words = String::from_utf8(words).unwrap();
     assert!(words.contains(crate::handshakes::FULL), "{words}");
+}
+
+/// The log names the socket where the VMM belongs; the VMM gets the answer of every program that asks for nothing.
+#[test]
+fn a_vmm_at_the_socket_of_programs_is_sent_to_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let [host, vhost_user] = ["web.sock", "web.vhost"].map(|name| directory.path().join(name));
+    let mut fabric = Fabric::new(Limits::default(), 1007, Box::new(|_| false)).unwrap();
+    let config = LineConfig {
+        address: Address::new("web", 3),
+        limits: Limits::default(),
+        vhost_user: vhost_user.clone(),
+        host: host.clone(),
+    };
+    fabric.open_line(&config).unwrap();
+    let id = fabric.line_named("web").unwrap();
+    assert_eq!(
+        fabric.line(id).unwrap().wrong_socket(),
+        format!(
+            "a VMM speaks vhost-user at web's socket for programs ({}): it belongs at {}",
+            host.display(),
+            vhost_user.display()
+        )
+    );
+
+    let mut vmm = UnixStream::connect(&host).unwrap();
+    vmm.set_nonblocking(true).unwrap();
+    vmm.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
+        .unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut words = Vec::new();
+    while vmm.read_to_end(&mut words).is_err() {
+        fabric.turn(Some(Duration::from_millis(1))).unwrap();
+        assert!(Instant::now() < deadline, "no answer");
+    }
+    assert_eq!(words, b"ERR expected \"CONNECT <port>\"\n");
 }
