@@ -16,8 +16,9 @@ use api::{
 };
 use config::limits::members;
 use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest, VmmSocket};
-use device::{CaptureFilter, CaptureOptions};
+use device::{CaptureFilter, CaptureOptions, NOT_SHARED};
 use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout_at};
 
 use crate::added;
 use crate::capture::CaptureReader;
@@ -28,6 +29,9 @@ use crate::metrics::Pages;
 use crate::questions::Questions;
 use crate::readiness::Readiness;
 use windows::memory;
+
+/// How often a VM that is waited for is looked at for a fault.
+const FAULT_LOOK: Duration = Duration::from_secs(1);
 
 /// What the workers know at the moment, by full names.
 struct Known {
@@ -245,38 +249,39 @@ impl Control {
     /// One VM, once its agent is there.
     ///
     /// # Errors
-    /// [`ControlError::NotReady`] with its state when `timeout` has passed; [`ControlError::Unknown`] when there is
-    /// none of this name, or no longer.
+    /// [`ControlError::NotReady`] with its state when `timeout` has passed, or once it has a fault that waiting does not cure;
+    /// [`ControlError::Unknown`] when there is none of this name, or no longer.
     pub async fn wait_ready(
         self: &Arc<Self>,
         name: &str,
         timeout: Duration,
     ) -> Result<VmStatus, ControlError> {
-        let deadline = tokio::time::Instant::now() + timeout;
+        let begun = Instant::now();
+        let deadline = begun + timeout;
         // Subscribed before the first look, so that a change between look and wait is seen.
         let mut changes = self.readiness.subscribe();
+        let mut look_at = begun;
         loop {
             let full_name = known_vm(&self.in_force().book.plan, name)?.full_name();
-            // The worker need not be asked as long as there is no agent: many may wait.
-            if self.readiness.agent(&full_name).is_some() {
+            // The worker is asked now and then as long as there is no agent: many may wait.
+            let now = Instant::now();
+            if self.readiness.agent(&full_name).is_some() || now >= look_at.min(deadline) {
+                // The state may have moved without the agent since the last look, and the message tells it.
                 let status = self.get(name).await?;
                 if status.state == VmState::Ready {
                     return Ok(status);
                 }
+                if now >= deadline || never_gets_ready(&status) {
+                    return Err(ControlError::NotReady {
+                        name: name.to_owned(),
+                        state: status.state,
+                        words: status.state_in_words(),
+                        waited: timeout.min(in_tenths(now - begun)),
+                    });
+                }
+                look_at = now + FAULT_LOOK;
             }
-            if tokio::time::timeout_at(deadline, changes.changed())
-                .await
-                .is_err()
-            {
-                // The state may have moved without the agent since the last look, and the message tells it.
-                let status = self.get(name).await?;
-                return Err(ControlError::NotReady {
-                    name: name.to_owned(),
-                    state: status.state,
-                    words: status.state_in_words(),
-                    waited: timeout,
-                });
-            }
+            let _ = timeout_at(look_at.min(deadline), changes.changed()).await;
         }
     }
 
@@ -338,6 +343,16 @@ fn known_vm<'a>(plan: &'a Plan, name: &str) -> Result<&'a LineSpec, ControlError
         name: name.to_owned(),
         nearest: plan.nearest_vm(name),
     })
+}
+
+/// Its guest runs, and nothing of it can be seen until its VMM is started again.
+fn never_gets_ready(vm: &VmStatus) -> bool {
+    vm.attached && vm.last_fault.as_deref() == Some(NOT_SHARED)
+}
+
+/// A time as it is shown.
+fn in_tenths(time: Duration) -> Duration {
+    Duration::from_millis(time.as_secs() * 1000 + u64::from(time.subsec_millis()) / 100 * 100)
 }
 
 fn chardev(chardev: &Chardev) -> ChardevInfo {

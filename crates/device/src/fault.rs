@@ -12,8 +12,8 @@ pub const MAX_FAULT_CHARS: usize = 256;
 pub(crate) const NO_SHARED_MEMORY: &str =
     "the VMM shares no memory: give its memory backend share=on (see `ringdown args`)";
 
-/// The guest's driver notifies, and no ring of its device shows anything; see [`look`](crate::ring::look).
-pub(crate) const NOT_SHARED: &str = "the guest's driver runs and nothing that it writes is seen here, so its memory is probably not shared: give the VMM's memory backend share=on (see `ringdown args`)";
+/// The fault of a device whose driver notifies while no ring shows anything. It stays until the VMM is started again.
+pub const NOT_SHARED: &str = "the guest's driver runs and nothing that it writes is seen here, so its memory is probably not shared: give the VMM's memory backend share=on (see `ringdown args`)";
 
 /// Why a VMM's connection ended as it should not. Of what we refused, our own words say more than the protocol's. A VMM that quits may leave an answer unread,
 /// or be gone before it is sent: that is no fault.

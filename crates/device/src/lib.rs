@@ -59,7 +59,7 @@ pub use fabric::{
     CircuitSlice, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine, OpenLineError,
     ProgramCall, PublishedCall, PublishedTo, RefusedLine, SerialConfig, Survey,
 };
-pub use fault::MAX_FAULT_CHARS;
+pub use fault::{MAX_FAULT_CHARS, NOT_SHARED};
 pub use frontend::is_kept;
 pub use line::AgentSecret;
 pub use orders::{Orders, Turns};

@@ -591,6 +591,33 @@ fn a_body_and_a_head_have_their_limits() {
 }
 
 #[test]
+fn a_guest_that_cannot_be_seen_is_not_waited_for() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    daemon.worker().set_state("web", true, false);
+    let (status, body) = std::thread::scope(|scope| {
+        let wait = "/v1/vms/web?wait=ready&timeout_ms=600000";
+        let waiting = scope.spawn(|| daemon.request("GET", wait, ""));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!waiting.is_finished());
+        // A fault that a guest may get over.
+        daemon.worker().set_fault("web", "a ring is broken");
+        std::thread::sleep(Duration::from_millis(1300));
+        assert!(!waiting.is_finished());
+        daemon.worker().set_fault("web", device::NOT_SHARED);
+        waiting.join().unwrap()
+    });
+    assert_eq!(status, 504, "{body}");
+    assert!(body.contains("its memory is probably not shared"), "{body}");
+    assert!(!body.contains("600 s"), "{body}");
+    // Its VMM has left, and may be started again with memory that is.
+    daemon.worker().set_state("web", false, false);
+    let wait = "/v1/vms/web?wait=ready&timeout_ms=1500";
+    let (status, body) = daemon.request("GET", wait, "");
+    assert_eq!(status, 504);
+    assert!(body.contains("within 1.5 s"), "{body}");
+}
+
+#[test]
 fn the_state_says_how_far_a_vm_has_come() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
     for (attached, driver_ready, state) in [
