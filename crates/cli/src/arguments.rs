@@ -22,6 +22,7 @@ pub use events::{EventArguments, WhyArguments};
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::MAX_SPIN_MICROSECONDS;
@@ -41,6 +42,7 @@ pub use web::Web;
 pub use net::{LinkState, NetCapture, NetCommand, NetLink, NetList, NetMacs, NetShow};
 
 use crate::vmm::{Accelerator, Memory};
+use values::time_between;
 
 /// A private line between each virtual machine and its host: vsock for stock guests and stock VMMs.
 #[derive(Debug, Parser)]
@@ -413,9 +415,9 @@ pub struct Exec {
     /// Run the command in this directory of the guest [default: the home directory of the agent's user]
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<PathBuf>,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
     /// The command and its arguments; `--` before it where an option of the command is one of `ringdown exec` too
     #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -504,9 +506,9 @@ pub struct Shell {
     /// Set a variable on top of the agent's environment; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub env: Vec<OsString>,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
     /// A command, which is refused with the line that runs it
     #[arg(trailing_var_arg = true, hide = true)]
     pub command: Vec<OsString>,
@@ -539,9 +541,9 @@ pub struct ForwardArguments {
     /// A place of the guest that leads to one of this host; may be repeated
     #[arg(short = 'R', long = "to-host", value_name = "[ADDRESS:]PORT:HOST:PORT")]
     pub remote: Vec<String>,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }
 
 /// A VMM whose arguments can be printed.

@@ -141,7 +141,7 @@ mod tests {
             (&["stat"], "'stats'"),
             (
                 &["exec", "--wait", "x", "web", "ls"],
-                "expected a whole number",
+                "expected 0 to 1h: a number of seconds",
             ),
             (&["vm", "show", "web"], "`ringdown vm ls` lists the VMs"),
             (&["policy", "xyzzy"], "there are: "),

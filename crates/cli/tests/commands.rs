@@ -149,7 +149,7 @@ fn wrong_words_end_with_2_and_the_remedy() {
         ),
         (
             &["exec", "web", "--wait", "3601", "--", "true"],
-            "3601 is not in 0..=3600",
+            "expected 0 to 1h: a number of seconds",
         ),
         (
             &["exec", "web", "--env", "A", "--", "true"],

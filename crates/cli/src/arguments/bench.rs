@@ -1,8 +1,11 @@
 //! What `bench` can be asked.
 
+use std::time::Duration;
+
 use clap::{Args, ValueEnum};
 use wire::agent::bench::MAX_STREAMS;
 
+use super::values::time_between;
 use super::{Size, Time};
 
 /// The options of `bench`.
@@ -54,9 +57,9 @@ pub struct Bench {
     /// Print one JSON document at the end, and nothing else
     #[arg(long)]
     pub json: bool,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }
 
 /// Which way bytes go.

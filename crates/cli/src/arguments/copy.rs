@@ -1,8 +1,11 @@
 //! The options of `cp` and `sync`.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::Args;
+
+use super::values::time_between;
 
 /// The options of `cp`.
 #[derive(Debug, Args)]
@@ -90,15 +93,15 @@ pub struct Common {
     /// Print what was copied, and what was not, as JSON
     #[arg(long)]
     pub json: bool,
-    /// When the connection breaks, try for so many seconds to go on, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub retry: u64,
-    /// Give up after so many seconds from when the guest is ready, 1 to 86400, whatever has come by then [default: go on as long as something comes]
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
-    pub timeout: Option<u64>,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// When the connection breaks, try for so long to go on, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time_between(0, 3600))]
+    pub retry: Duration,
+    /// Give up after this time from when the guest is ready, 1s to 24h, whatever has come by then [default: go on as long as something comes]
+    #[arg(long, value_name = "TIME", value_parser = time_between(1, 86400))]
+    pub timeout: Option<Duration>,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }
 
 fn parse_size(text: &str) -> Result<u64, String> {

@@ -1,9 +1,11 @@
 //! The options of the everyday jobs.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use super::values::time_between;
 use super::{Patience, Time};
 
 /// The options of `stats`.
@@ -28,9 +30,9 @@ pub struct StatsArguments {
     /// Print a line of JSON for each report
     #[arg(long)]
     pub json: bool,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }
 
 /// The options of `logs`.
@@ -67,18 +69,18 @@ pub struct LogsArguments {
     /// Show only what this unit wrote into the journal; may be repeated
     #[arg(short, long, value_name = "UNIT", conflicts_with = "files")]
     pub unit: Vec<String>,
-    /// For how long to try to get a broken connection back, in seconds, 0 to 86400
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=86400))]
-    pub retry: u64,
+    /// For how long to try to get a broken connection back, 0 to 24h
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time_between(0, 86400))]
+    pub retry: Duration,
     /// Keep control characters on a terminal too
     #[arg(long)]
     pub raw: bool,
     /// Print a line of JSON for each entry
     #[arg(long)]
     pub json: bool,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }
 
 /// The options of `time`.
@@ -92,9 +94,9 @@ pub struct TimeArguments {
     /// Print the offset as JSON
     #[arg(long)]
     pub json: bool,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }
 
 /// The options of `shutdown`.
@@ -167,9 +169,9 @@ pub struct Freeze {
     /// Thaw by itself after this time, 1s to 1h
     #[arg(long, value_name = "TIME", default_value = "60s")]
     pub timeout: Time,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }
 
 /// The options of `thaw`.
@@ -195,9 +197,9 @@ The clipboard is that of the active desktop session; the guest needs wl-clipboar
 pub struct ClipboardOfVm {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }
 
 /// The options of `lock`.
@@ -205,7 +207,7 @@ pub struct ClipboardOfVm {
 pub struct Lock {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
-    /// How long to wait for the guest to be ready, in seconds, 0 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=3600))]
-    pub wait: u64,
+    /// How long to wait for the guest to be ready, 0 to 1h
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
+    pub wait: Duration,
 }

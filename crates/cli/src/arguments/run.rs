@@ -1,8 +1,11 @@
 //! The options of `run`.
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::Args;
+
+use super::values::time_between;
 
 /// The options of `run`.
 #[derive(Debug, Args)]
@@ -25,9 +28,9 @@ pub struct RunArguments {
     /// The domain whose CIDs the command uses
     #[arg(long, default_value = config::input::DEFAULT_DOMAIN)]
     pub domain: String,
-    /// How long a connection may take, in seconds, 1 to 300; AF_VSOCK itself has 2
-    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=300))]
-    pub connect_timeout: u64,
+    /// How long a connection may take, 1s to 5m; AF_VSOCK itself has 2s
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time_between(1, 300))]
+    pub connect_timeout: Duration,
     /// Say on standard error what became of each connection that was to be carried
     #[arg(short, long)]
     pub verbose: bool,

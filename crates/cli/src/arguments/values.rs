@@ -41,20 +41,7 @@ impl std::str::FromStr for Patience {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Patience, String> {
-        let expected =
-            || "expected 1s to 24h: a number of seconds, or one with s, m or h".to_owned();
-        let (digits, unit) = match text.as_bytes().last() {
-            Some(b's') => (&text[..text.len() - 1], 1),
-            Some(b'm') => (&text[..text.len() - 1], 60),
-            Some(b'h') => (&text[..text.len() - 1], 3600),
-            _ => (text, 1),
-        };
-        let number: u32 = parse_digits(digits).ok_or_else(expected)?;
-        let seconds = u64::from(number) * unit;
-        if !(1..=86_400).contains(&seconds) {
-            return Err(expected());
-        }
-        Ok(Patience(Duration::from_secs(seconds)))
+        time_between(1, 86_400)(text).map(Patience)
     }
 }
 
@@ -66,23 +53,51 @@ impl std::str::FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Time, String> {
-        let expected =
-            || "expected 100ms to 1h: a number of seconds, or one with ms, s, m or h".to_owned();
-        let end = text.trim_start_matches(|character: char| character.is_ascii_digit());
-        let unit_ms = match end {
-            "ms" => 1,
-            "" | "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return Err(expected()),
-        };
-        let number: u32 = parse_digits(&text[..text.len() - end.len()]).ok_or_else(expected)?;
-        let time = Duration::from_millis(u64::from(number) * unit_ms);
-        if !(MIN_TIME..=MAX_TIME).contains(&time) {
-            return Err(expected());
-        }
-        Ok(Time(time))
+        parse_time(text)
+            .filter(|time| (MIN_TIME..=MAX_TIME).contains(time))
+            .map(Time)
+            .ok_or_else(|| expected("100ms", "1h"))
     }
+}
+
+/// A time of so many seconds at least and at most, as it is written: `60`, `60s`, `500ms`, `2m`, `1h`.
+pub(super) fn time_between(
+    least: u64,
+    most: u64,
+) -> impl Fn(&str) -> Result<Duration, String> + Clone + Send + Sync + 'static {
+    let limits = Duration::from_secs(least)..=Duration::from_secs(most);
+    move |text| {
+        parse_time(text)
+            .filter(|time| limits.contains(time))
+            .ok_or_else(|| expected(&in_words(least), &in_words(most)))
+    }
+}
+
+fn expected(least: &str, most: &str) -> String {
+    format!("expected {least} to {most}: a number of seconds, or one with ms, s, m or h")
+}
+
+fn in_words(seconds: u64) -> String {
+    match seconds {
+        0 => "0".to_owned(),
+        _ if seconds % 3600 == 0 => format!("{}h", seconds / 3600),
+        _ if seconds % 60 == 0 => format!("{}m", seconds / 60),
+        _ => format!("{seconds}s"),
+    }
+}
+
+/// A number of seconds, or one with its unit.
+fn parse_time(text: &str) -> Option<Duration> {
+    let unit = text.trim_start_matches(|character: char| character.is_ascii_digit());
+    let unit_ms = match unit {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    let number = parse_digits(&text[..text.len() - unit.len()])?;
+    Some(Duration::from_millis(u64::from(number) * unit_ms))
 }
 
 /// Digits only: `parse` would also take a sign.
@@ -139,6 +154,29 @@ mod tests {
             let patience = seconds.map(|seconds| Patience(Duration::from_secs(seconds)));
             assert_eq!(text.parse::<Patience>().ok(), patience, "{text:?}");
         }
+    }
+
+    #[test]
+    fn times_of_other_limits_are_written_alike() {
+        let wait = time_between(0, 3600);
+        for (text, time_ms) in [
+            ("0", Some(0)),
+            ("25", Some(25_000)),
+            ("25s", Some(25_000)),
+            ("500ms", Some(500)),
+            ("2m", Some(120_000)),
+            ("1h", Some(3_600_000)),
+            ("3601", None),
+            ("2h", None),
+            ("1d", None),
+            ("", None),
+        ] {
+            let time = time_ms.map(Duration::from_millis);
+            assert_eq!(wait(text).ok(), time, "{text:?}");
+        }
+        assert!(wait("x").unwrap_err().starts_with("expected 0 to 1h: "));
+        let timeout = time_between(1, 300);
+        assert!(timeout("0").unwrap_err().starts_with("expected 1s to 5m: "));
     }
 
     #[test]

@@ -29,7 +29,7 @@ const DENIALS: &str = "ended_denied";
 /// [`Failure`] when there is no result, or bytes were wrong.
 pub fn run(client: &Client, options: &Bench) -> Result<u8, Failure> {
     let plans = plans(options)?;
-    let wait = Duration::from_secs(options.wait);
+    let wait = options.wait;
     let party = |name: &str| -> Result<Party, Failure> {
         let vm = client.wait_ready(name, wait)?;
         Ok(Party {

@@ -1,7 +1,6 @@
 //! `ringdown clipboard` and `ringdown lock`.
 
 use std::io::{self, IsTerminal, Read, Write};
-use std::time::Duration;
 
 use wire::agent::job::MAX_CLIPBOARD_LEN;
 
@@ -15,7 +14,7 @@ use crate::jobs::clipboard;
 pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
     match command {
         ClipboardCommand::Get(vm) => {
-            let vm = client.wait_ready(&vm.name, Duration::from_secs(vm.wait))?;
+            let vm = client.wait_ready(&vm.name, vm.wait)?;
             let text = clipboard::get(&vm.host)?;
             let mut out = io::stdout().lock();
             let written = if io::stdout().is_terminal() {
@@ -30,7 +29,7 @@ pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
                 .map_err(|error| Failure::of_output(&error))
         }
         ClipboardCommand::Set(vm) => {
-            let vm = client.wait_ready(&vm.name, Duration::from_secs(vm.wait))?;
+            let vm = client.wait_ready(&vm.name, vm.wait)?;
             let mut text = Vec::new();
             let most = u64::from(MAX_CLIPBOARD_LEN) + 1;
             let read = io::stdin().lock().take(most).read_to_end(&mut text);
@@ -47,6 +46,6 @@ pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
 
 /// Locks the screen.
 pub fn lock(client: &Client, options: &Lock) -> Result<(), Failure> {
-    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let vm = client.wait_ready(&options.name, options.wait)?;
     Ok(clipboard::lock(&vm.host)?)
 }

@@ -60,7 +60,7 @@ pub fn sync(client: &Client, options: SyncArguments) -> Result<u8, Failure> {
 }
 
 fn wire_options(common: &CopyCommon) -> Options {
-    let keep_s = u32::try_from(common.retry + KEEP_LONGER_S).unwrap_or(MAX_KEEP_S);
+    let keep_s = u32::try_from(common.retry.as_secs() + KEEP_LONGER_S).unwrap_or(MAX_KEEP_S);
     Options {
         preserve: !common.no_preserve,
         owner: common.owner,
@@ -68,7 +68,7 @@ fn wire_options(common: &CopyCommon) -> Options {
         fsync: common.fsync,
         max_size: common.max_size,
         // Without another attempt, what a broken connection leaves is of no use.
-        keep_s: if common.retry == 0 {
+        keep_s: if common.retry.is_zero() {
             0
         } else {
             keep_s.min(MAX_KEEP_S)
@@ -198,11 +198,11 @@ fn run(
             "--json and the file cannot both be written to standard output",
         ));
     }
-    client.wait_ready(name, Duration::from_secs(common.wait))?;
+    client.wait_ready(name, common.wait)?;
     let cancelled = interruption()?;
-    let timeout = common.timeout.map(Duration::from_secs);
+    let timeout = common.timeout;
     let limits = Limits {
-        retry: Duration::from_secs(common.retry),
+        retry: common.retry,
         until: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
     };
     if let Some(timeout) = timeout {
@@ -234,7 +234,7 @@ fn run(
         // Whatever the last call failed with.
         Err(_) if is_over => Err(Failure::failed(format!(
             "it was not done within {} s, so it was given up",
-            common.timeout.unwrap_or_default()
+            common.timeout.unwrap_or_default().as_secs_f64()
         ))),
         Err(CopyError::Interrupted) => Ok(INTERRUPTED),
         Err(error) => Err(Failure::failed(error)),

@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::time::Duration;
 
 use crate::arguments::Exec;
 use crate::client::Client;
@@ -22,7 +21,7 @@ pub fn run(client: &Client, options: Exec) -> Result<u8, Failure> {
         .iter()
         .map(|text| variable(text))
         .collect::<Result<_, _>>()?;
-    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let vm = client.wait_ready(&options.name, options.wait)?;
     let exec_options = ExecOptions {
         command: options.command,
         environment,

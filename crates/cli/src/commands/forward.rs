@@ -50,7 +50,7 @@ pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
     let places = runtime
         .block_on(Places::listen(forwards))
         .map_err(Failure::failed)?;
-    let ready = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let ready = client.wait_ready(&options.name, options.wait)?;
     // Before it says that it forwards.
     drop(Connection::open(&ready.host, CAPABILITY_FORWARD)?);
     let vm = Vm {

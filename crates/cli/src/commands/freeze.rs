@@ -1,7 +1,5 @@
 //! `ringdown freeze` and `ringdown thaw`.
 
-use std::time::Duration;
-
 use super::print;
 use crate::arguments::{Freeze, Thaw};
 use crate::client::Client;
@@ -13,7 +11,7 @@ use crate::jobs::freeze;
 /// # Errors
 /// [`Failure`]; nothing is frozen then.
 pub fn freeze(client: &Client, options: &Freeze) -> Result<(), Failure> {
-    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let vm = client.wait_ready(&options.name, options.wait)?;
     let frozen = freeze::freeze(&vm.host, options.timeout.0)?;
     print(&format!(
         "{}: frozen for {:?} at most: {}\n",

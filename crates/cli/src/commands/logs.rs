@@ -1,7 +1,6 @@
 //! `ringdown logs`: a guest's journal, or files of it.
 
 use std::io::{self, IsTerminal};
-use std::time::Duration;
 
 use crate::arguments::LogsArguments;
 use crate::client::Client;
@@ -33,10 +32,10 @@ pub fn run(client: &Client, options: LogsArguments) -> Result<(), Failure> {
         since: options.since.unwrap_or_default(),
         lines: options.lines.or(begins_late.then_some(DEFAULT_LINES)),
         follow: options.follow,
-        retry: Duration::from_secs(options.retry),
+        retry: options.retry,
         style,
     };
-    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let vm = client.wait_ready(&options.name, options.wait)?;
     let mut notes = |words: &str| eprintln!("{}: {words}", vm.full_name());
     match write(&vm.host, &log_options, &mut io::stdout().lock(), &mut notes) {
         // The reader has had enough, as `head` does.

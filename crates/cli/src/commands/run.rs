@@ -66,7 +66,7 @@ pub fn run(client: Client, options: RunArguments) -> Result<u8, Failure> {
             domain: options.domain,
         }),
         routes,
-        timeout: Duration::from_secs(options.connect_timeout),
+        timeout: options.connect_timeout,
         verbose: options.verbose,
     };
     let mut words = options.command.into_iter();

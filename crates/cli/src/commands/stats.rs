@@ -23,7 +23,7 @@ struct Line<'a> {
 
 /// Prints figures as often as was asked for.
 pub fn run(client: &Client, options: &StatsArguments) -> Result<(), Failure> {
-    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let vm = client.wait_ready(&options.name, options.wait)?;
     let name = vm.full_name();
     // As with vmstat: an interval goes on, unless it is said how often.
     let count = options.count.unwrap_or(match options.interval {

@@ -22,7 +22,7 @@ struct Report {
 
 /// Prints how far the guest's clock is off, and sets it if that was asked for.
 pub fn run(client: &Client, options: &TimeArguments) -> Result<(), Failure> {
-    let vm = client.wait_ready(&options.name, Duration::from_secs(options.wait))?;
+    let vm = client.wait_ready(&options.name, options.wait)?;
     let (before, after) = measure(&vm.host, options.set)?;
     if options.json {
         let report = Report {
