@@ -57,6 +57,8 @@ pub enum Kind {
     Impossible,
     /// The host has no room left for it.
     NoRoom,
+    /// No audit is configured.
+    NoAudit,
     /// As many follow the events as may.
     TooManyReaders,
     /// The caller's user has as many connections as it may.
@@ -90,6 +92,7 @@ impl Kind {
             Kind::SocketUnavailable => "socket-unavailable",
             Kind::Impossible => "impossible",
             Kind::NoRoom => "no-room",
+            Kind::NoAudit => "no-audit",
             Kind::TooManyReaders => "too-many-readers",
             Kind::TooManyConnections => "too-many-connections",
             Kind::Forbidden => "forbidden",
@@ -118,6 +121,7 @@ impl Kind {
             Kind::SocketUnavailable => "A socket cannot be made",
             Kind::Impossible => "The request asks for what cannot be",
             Kind::NoRoom => "The host has no room for it",
+            Kind::NoAudit => "No audit is configured",
             Kind::TooManyReaders => "As many follow the events as may",
             Kind::TooManyConnections => "You have as many connections as you may",
             Kind::Forbidden => "You may not do this",

@@ -182,6 +182,12 @@ fn a_reload_says_what_has_changed_or_that_nothing_has() {
     assert_eq!(json["added"], serde_json::json!(["web"]));
     assert!(daemon.worker().policy().unwrap().enforce_existing);
     let rotated = run_with(directory, &["audit", "rotate"]);
+    assert_refused(&rotated, 1, "no audit is configured");
+    let audit = directory.join("audit.log");
+    write(&format!("audit = {audit:?}\n{HOUSE}"));
+    let reloaded = run_with(directory, &["reload"]);
+    assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+    let rotated = run_with(directory, &["audit", "rotate"]);
     assert_eq!(
         (rotated.code, rotated.out.as_str()),
         (Some(0), ""),

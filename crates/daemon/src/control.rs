@@ -242,6 +242,9 @@ impl Control {
     /// # Errors
     /// [`ControlError::Audit`]. The old one stays in use then.
     pub async fn rotate_audit(self: &Arc<Self>) -> Result<(), ControlError> {
+        if self.in_force().audit.is_none() {
+            return Err(ControlError::NoAudit);
+        }
         let rotated = self.ask(|control| control.parts.audit.rotate()).await?;
         rotated.map_err(ControlError::Audit)
     }

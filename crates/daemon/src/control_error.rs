@@ -50,6 +50,10 @@ pub enum ControlError {
     Ask(#[from] AskError),
     #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
     AuditFile { path: PathBuf, error: io::Error },
+    #[error(
+        "no audit is configured, so there is no file to open anew: `audit` in the configuration names one"
+    )]
+    NoAudit,
     #[error("cannot open the audit's file anew: {0}; the old one stays in use")]
     Audit(io::Error),
     #[error(

@@ -105,6 +105,8 @@ problems! {
     OfCircuit: UnknownCircuit;
     /// A capture that does not begin.
     NotCaptured: UnknownVm, UnknownNetwork, Conflict;
+    /// Without an audit.
+    NotRotated: NoAudit;
     /// A configuration that is not taken.
     NotReloaded: ConfigurationRefused, ReloadFailed;
     /// Events that are not shown.

@@ -22,7 +22,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use wire::agent::forward::Place;
 
-use super::description::{self, About, Always, NotAdded, NotAnswered, NotReloaded, OfVm, Waited};
+use super::description::{
+    self, About, Always, NotAdded, NotAnswered, NotReloaded, NotRotated, OfVm, Waited,
+};
 use super::parameters::{self, MAX_PARTY_LEN};
 use super::problem::Failure;
 use super::request::{Asked, InPath, answer, parse, read};
@@ -314,7 +316,7 @@ async fn metrics(State(control): Shared) -> Result<Response, Failure> {
 /// Opens the audit's file anew, after it was moved away.
 #[utoipa::path(
     post, path = "/v1/audit/rotate", operation_id = "rotate_audit", tag = "daemon",
-    responses((status = 204, description = "It is open"), Always)
+    responses((status = 204, description = "It is open"), NotRotated)
 )]
 async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
     control.rotate_audit().await?;

@@ -537,7 +537,9 @@ fn questions_about_the_policy_are_answered() {
     assert_eq!(daemon.request("DELETE", "/v1/vms/db", "").0, 204);
     let report = json_of(&daemon.request("GET", "/v1/policy/check", "").1);
     assert_eq!(report["findings"][0]["kind"], "unknown-vm");
-    assert_eq!(daemon.request("POST", "/v1/audit/rotate", "").0, 204);
+    let (status, problem) = daemon.request("POST", "/v1/audit/rotate", "");
+    assert_eq!(status, 409);
+    assert!(problem.contains("no audit is configured"), "{problem}");
 }
 
 #[test]

@@ -111,7 +111,7 @@ fn a_body_that_is_not_described_is_refused_everywhere() {
             .unwrap()
     };
     assert!(chunked("1\r\nx\r\n").starts_with("HTTP/1.1 400 "));
-    assert!(chunked("").starts_with("HTTP/1.1 204 "));
+    assert!(chunked("").starts_with("HTTP/1.1 409 "));
 }
 
 #[test]
