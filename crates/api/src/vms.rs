@@ -418,4 +418,7 @@ pub struct Health {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub config: Option<PathBuf>,
+    /// Whether a keeper keeps what VMMs and guests hold on to, for the next daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keeper: Option<bool>,
 }

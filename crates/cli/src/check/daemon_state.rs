@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use api::{LineKind, NetworkDetails, VmState, VmStatus};
+use api::{Health, LineKind, NetworkDetails, VmState, VmStatus};
 use runtime::directory::check_directory;
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -26,6 +26,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
             );
             let vms = list.vms.iter().map(guest);
             std::iter::once(Finding::fine(ABOUT, found))
+                .chain(client.health().ok().and_then(|health| keeper(&health)))
                 .chain(vms)
                 .chain(list.vms.iter().filter_map(windows))
                 .chain(list.vms.iter().flat_map(cards))
@@ -61,6 +62,17 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
             "see the daemon's log",
         )],
     }
+}
+
+/// What a restart of the daemon does. A daemon of before does not say.
+pub(super) fn keeper(health: &Health) -> Option<Finding> {
+    let found = match health.keeper? {
+        true => "in use: lines and networks of VMs, QEMU's too, go on when the daemon is restarted",
+        false => {
+            "none: a restart of the daemon cuts VMs off, and QEMU has to be started anew (`ringdown hold` and `serve --keeper` keep them)"
+        }
+    };
+    Some(Finding::fine("keeper", found))
 }
 
 /// Host sockets that this user may not connect to. Users with read access only have none.

@@ -311,3 +311,20 @@ fn a_published_port_whose_last_caller_was_refused_is_found() {
     events.push(event(CircuitOpened, "published(www)", ""));
     assert!(published::findings(&events).is_empty());
 }
+
+#[test]
+fn a_keeper_is_told_of_in_one_line() {
+    let found = |keeper| {
+        let health = api::Health {
+            version: String::new(),
+            pid: 1,
+            vms: 0,
+            config: None,
+            keeper,
+        };
+        daemon_state::keeper(&health).map(|finding| finding.found)
+    };
+    assert!(found(Some(true)).unwrap().starts_with("in use: "));
+    assert!(found(Some(false)).unwrap().starts_with("none: "));
+    assert!(found(None).is_none(), "a daemon of before");
+}

@@ -290,7 +290,7 @@ fn connections_beyond_the_limit_are_told_so() {
         .map(|_| {
             let mut stream = proxy.connect();
             stream.write_all(request.as_bytes()).unwrap();
-            read_until(&mut stream, "\"vms\":0}");
+            read_until(&mut stream, "\"keeper\":false}");
             stream
         })
         .collect();
@@ -304,7 +304,7 @@ fn connections_beyond_the_limit_are_told_so() {
     assert!(answer.contains("connection: close"), "{answer}");
     // Those who are in are served on.
     kept[0].write_all(request.as_bytes()).unwrap();
-    read_until(&mut kept[0], "\"vms\":0}");
+    read_until(&mut kept[0], "\"keeper\":false}");
     drop(kept.pop());
     let until = std::time::Instant::now() + PATIENCE;
     while ask().0 != 200 {

@@ -99,7 +99,7 @@ fn a_vm_is_added_shown_listed_and_removed() {
     let health = json_of(&daemon.request("GET", "/v1/health", "").1);
     assert_eq!(
         health,
-        json!({"version": env!("CARGO_PKG_VERSION"), "pid": std::process::id(), "vms": 2})
+        json!({"version": env!("CARGO_PKG_VERSION"), "pid": std::process::id(), "vms": 2, "keeper": false})
     );
 
     assert_eq!(
