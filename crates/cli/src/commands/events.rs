@@ -191,6 +191,13 @@ fn in_words(event: &Event) -> String {
     format!("{}\n", text.trim_end())
 }
 
+/// What asks about the same number as a TCP port of the guest, if that may have been meant.
+fn tcp_place(from: &str, to: &str, asked: Option<&str>) -> Option<String> {
+    let number: u16 = asked?.parse().ok()?;
+    let is_vm = to != "host" && !to.contains(':');
+    (from == "host" && is_vm).then(|| format!("tcp:{number}"))
+}
+
 fn why_in_words(why: &Why, asked: Option<&str>) -> String {
     let verdict = &why.policy.verdict;
     let call = format!(
@@ -206,6 +213,12 @@ fn why_in_words(why: &Why, asked: Option<&str>) -> String {
     text.push_str(&format!("  {}\n", why.reason));
     if let Some(redirect) = &why.policy.redirect {
         text.push_str(&format!("  it goes to {redirect}\n"));
+    }
+    if let Some(place) = tcp_place(&why.from, &why.to, asked).filter(|_| why.allowed) {
+        text.push_str(&format!(
+            "  vsock port {}; for TCP in the guest: {place}\n",
+            why.port
+        ));
     }
     // The first hindrance is in the first line.
     let hindrances = why.hindrances.iter().skip(usize::from(why.fails.is_some()));
@@ -241,6 +254,23 @@ fn why_in_words(why: &Why, asked: Option<&str>) -> String {
 mod tests {
     use super::*;
     use api::EventDetails;
+
+    #[test]
+    fn a_port_of_a_guest_may_be_meant_as_one_of_tcp() {
+        assert_eq!(
+            tcp_place("host", "web", Some("80")).as_deref(),
+            Some("tcp:80")
+        );
+        for (from, to, asked) in [
+            ("db", "web", Some("80")),
+            ("host", "service:time", Some("80")),
+            ("host", "web", Some("tcp:80")),
+            ("host", "web", Some("70000")),
+            ("host", "web", None),
+        ] {
+            assert_eq!(tcp_place(from, to, asked), None, "{from} {to} {asked:?}");
+        }
+    }
 
     #[test]
     fn an_event_is_a_line() {
