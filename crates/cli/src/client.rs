@@ -388,6 +388,16 @@ impl Client {
         })
     }
 
+    /// Whether no daemon listens any more. A socket of systemd's still does.
+    pub fn has_ended(&self) -> bool {
+        let kind = unix::connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience));
+        let kind = kind.map_err(|error| error.kind());
+        matches!(
+            kind,
+            Err(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+        )
+    }
+
     /// Connects, and waits for room in the backlog. It holds up this thread, as it has nothing else to do: of those that the system holds up each has its turn.
     fn connect(&self) -> io::Result<UnixStream> {
         let stream = unix::connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience))?;

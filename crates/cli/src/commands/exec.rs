@@ -5,8 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::arguments::Exec;
 use crate::client::Client;
-use crate::exec::{self, ExecOptions};
+use crate::exec::{self, ExecError, ExecOptions};
 use crate::failure::Failure;
+use crate::guest::GuestError;
 
 /// The exit code if the guest has no such command.
 const NO_COMMAND: u8 = 127;
@@ -29,11 +30,28 @@ pub fn run(client: &Client, options: Exec) -> Result<u8, Failure> {
         terminal: options.tty,
     };
     let hint = line_hint(&exec_options.command);
-    exec::run(&vm.host, exec_options).map_err(|error| match (error.exit_code(), hint) {
-        (NO_COMMAND, Some(hint)) => Failure::with_code(NO_COMMAND, format!("{error}; {hint}")),
-        (code, _) => Failure::with_code(code, error),
+    exec::run(&vm.host, exec_options).map_err(|error| {
+        let words = in_words(&error, hint, || client.has_ended());
+        Failure::with_code(error.exit_code(), words)
     })
 }
+
+/// What failed, with what is known besides: what is wrong with the line, or that there is no daemon any more.
+fn in_words(
+    error: &ExecError,
+    line_hint: Option<&str>,
+    has_daemon_ended: impl FnOnce() -> bool,
+) -> String {
+    let hint = match error {
+        ExecError::Guest(GuestError::Broken(_)) => has_daemon_ended().then_some(DAEMON_ENDED),
+        error => line_hint.filter(|_| error.exit_code() == NO_COMMAND),
+    };
+    let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+    format!("{error}{hint}")
+}
+
+/// Why the connection broke, if no daemon answers any more.
+const DAEMON_ENDED: &str = "the daemon has ended";
 
 /// Where one word is a whole line: ssh gives it to a shell, and `exec` does not.
 fn line_hint(command: &[OsString]) -> Option<&'static str> {
@@ -71,6 +89,18 @@ mod tests {
         assert!(hint(&["ls -l /"]).unwrap().contains("sh -c"));
         assert_eq!(hint(&["ls"]), None);
         assert_eq!(hint(&["my prog", "x"]), None);
+    }
+
+    #[test]
+    fn a_daemon_that_has_ended_is_named_where_the_connection_breaks() {
+        let broken = ExecError::from(GuestError::Broken("it was closed".to_owned()));
+        let directory = tempfile::tempdir().unwrap();
+        let client = Client::new(Some(directory.path()));
+        let words = |error: &ExecError| in_words(error, None, || client.has_ended());
+        assert!(words(&broken).ends_with("; the daemon has ended"));
+        assert!(!words(&ExecError::Interrupted).contains("daemon"));
+        let _daemon = std::os::unix::net::UnixListener::bind(directory.path().join("control.sock"));
+        assert!(!words(&broken).contains("the daemon has ended"));
     }
 
     #[test]
