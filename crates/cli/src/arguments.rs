@@ -52,11 +52,13 @@ use values::time_between;
     propagate_version = true,
     after_help = "\
 With --json a command prints an object with the number `version`, which is 1, and what was asked for under its name, such as `vms`. Commands that
-print as they go (events, logs, stats) print such an object on each line. docs/api.md has the names."
+print as they go (events, logs, stats) print such an object on each line. docs/api.md has the names.
+
+Where $XDG_RUNTIME_DIR/ringdown has no daemon, commands use that of /run/ringdown."
 )]
 pub struct Arguments {
-    /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown. Where $XDG_RUNTIME_DIR/ringdown has no daemon, commands use that of /run/ringdown]
-    #[arg(long, value_name = "DIR", global = true)]
+    /// Directory of the daemon's sockets [default: $RINGDOWN_RUNTIME_DIR, else $XDG_RUNTIME_DIR/ringdown, else /run/ringdown]
+    #[arg(long, value_name = "DIR", global = true, display_order = 1000)]
     pub runtime_dir: Option<PathBuf>,
     /// What to do.
     #[command(subcommand)]

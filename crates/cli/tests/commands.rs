@@ -25,6 +25,11 @@ fn the_tree_of_commands_is_sound() {
     for word in ["serve", "vm", "args", "exec", "reload", "policy", "audit"] {
         assert!(help.out.contains(word), "{}", help.out);
     }
+    // What belongs to every command comes behind what belongs to this one.
+    let exec = run(&["exec", "--help"]).out;
+    let at = |option: &str| exec.find(option).unwrap_or_else(|| panic!("{exec}"));
+    assert!(at("--runtime-dir") > at("--wait"), "{exec}");
+    assert!(at("--runtime-dir") > at("--env"), "{exec}");
     assert_eq!(
         run(&["--version"]).out,
         concat!("ringdown ", env!("CARGO_PKG_VERSION"), "\n")
