@@ -56,9 +56,13 @@ impl FromStr for Memory {
 
     fn from_str(text: &str) -> Result<Memory, String> {
         let wrong = || {
-            format!(
-                "expected a number above 0 and one of K, M, G and T, such as 256M, found {text:?}"
-            )
+            let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            match is_number {
+                true => format!("a unit is needed, one of K, M, G and T, such as {text}M"),
+                false => {
+                    "expected a number above 0 and one of K, M, G and T, such as 256M".to_owned()
+                }
+            }
         };
         let unit = text
             .chars()
@@ -127,5 +131,10 @@ mod tests {
         ] {
             assert!(wrong.parse::<Memory>().is_err(), "{wrong:?} was taken");
         }
+        let without_unit = "256".parse::<Memory>().unwrap_err();
+        assert_eq!(
+            without_unit,
+            "a unit is needed, one of K, M, G and T, such as 256M"
+        );
     }
 }
