@@ -47,6 +47,11 @@ fn a_tree_that_was_copied_is_synchronized_in_its_place() {
     assert!(said.starts_with("copied 1 file, 11 B in "), "{said}");
     assert!(said.ends_with("; 1 unchanged; 1 removed\n"), "{said}");
     assert_eq!(run("sync --quiet HERE/ web:/tmp/site"), "");
+    let file = format!("{directory}/site/index");
+    let to = format!("web:{directory}/tmp/site");
+    let refused = run_with(daemon.runtime_dir(), &["sync", &file, &to]);
+    assert_eq!(refused.code, Some(1), "{}", refused.err);
+    assert!(!refused.err.contains("copied"), "{}", refused.err);
     assert_eq!(fs::read(there.join("index")).unwrap(), b"hello again");
     assert!(!there.join("stray").exists() && !there.join("site").exists());
 }

@@ -224,7 +224,11 @@ fn run(
     report.end(result.is_ok());
     if common.json {
         print_named("summary", report.json())?;
-    } else if result.is_ok() && !common.quiet && (how.sync.is_some() || report.has_bar()) {
+    } else if result.is_ok()
+        && !common.quiet
+        && report.has_summary()
+        && (how.sync.is_some() || report.has_bar())
+    {
         // Beside the bar, and not on standard output, where a copied file may go.
         eprintln!("{}", report.line());
     }

@@ -120,6 +120,13 @@ impl Report {
         self.lines.count();
     }
 
+    /// Whether there is more to say than what failed.
+    pub fn has_summary(&self) -> bool {
+        let summary = &self.summary;
+        let arrived = summary.files + summary.directories + summary.symlinks;
+        summary.failed_count == 0 || arrived + summary.unchanged + summary.removed > 0
+    }
+
     /// All of it, as JSON.
     pub fn json(&self) -> &impl Serialize {
         &self.summary
@@ -243,5 +250,8 @@ mod tests {
         assert_eq!(json["failed"][0]["reason"], "reason\u{fffd}");
         assert_eq!(json["complete"], false);
         assert_eq!(report.failed_count(), 1);
+        assert!(!report.has_summary(), "nothing came but the failure");
+        report.unchanged(b"there", 1);
+        assert!(report.has_summary());
     }
 }
