@@ -92,8 +92,16 @@ impl<'a> Source<'a> {
         value: &'v Value<'v>,
         (what, limit): (&'static str, usize),
     ) -> Reading<Vec<(String, Table<'v>)>> {
+        let wrong = |value: &Value<'v>| {
+            let written = match key {
+                "net" | "channel" => format!("[[vm.{key}]]"),
+                _ => format!("[[{key}]]"),
+            };
+            let expected = format!("a list of tables (write {written})");
+            self.wrong_type(key, expected, value)
+        };
         let DeValue::Array(array) = value.get_ref() else {
-            return Err(self.wrong_type(key, "a list of tables, written [[…]]", value));
+            return Err(wrong(value));
         };
         if let Some(beyond) = array.get(limit) {
             return self.refuse(beyond.span(), Err(InputError::TooMany { what, limit }));
@@ -101,7 +109,7 @@ impl<'a> Source<'a> {
         let mut tables = Vec::new();
         for element in array.iter() {
             let DeValue::Table(table) = element.get_ref() else {
-                return Err(self.wrong_type(key, "a list of tables, written [[…]]", element));
+                return Err(wrong(element));
             };
             tables.push((
                 self.place(element.span()),
@@ -296,13 +304,13 @@ impl<'a> Source<'a> {
     pub(super) fn wrong_type(
         &self,
         key: &str,
-        expected: &'static str,
+        expected: impl Into<Box<str>>,
         value: &Value<'_>,
     ) -> Written<InputError> {
         let found = value.get_ref().type_str().to_owned();
         let error = InputError::WrongType {
             key: key.to_owned(),
-            expected,
+            expected: expected.into(),
             found,
         };
         Written {

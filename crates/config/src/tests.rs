@@ -233,11 +233,11 @@ fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
         ),
         (
             "vm = 3",
-            "line 1, column 6: \"vm\" must be a list of tables, written [[…]], found integer",
+            "line 1, column 6: \"vm\" must be a list of tables (write [[vm]]), found integer",
         ),
         (
             "[vm]\nname = \"web\"",
-            "\"vm\" must be a list of tables, written [[…]], found table",
+            "\"vm\" must be a list of tables (write [[vm]]), found table",
         ),
         ("vm = [3]", "\"vm\" must be a list of tables"),
         (

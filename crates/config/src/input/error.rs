@@ -233,7 +233,7 @@ pub enum InputError {
     WrongType {
         key: String,
         /// What was expected, in words.
-        expected: &'static str,
+        expected: Box<str>,
         /// What was found, in words.
         found: String,
     },
