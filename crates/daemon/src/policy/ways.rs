@@ -71,15 +71,18 @@ impl Rulebook {
         }
         let obstacle = self.obstacle(decision, caller, (callee, port));
         match (obstacle, answer.verdict, decision.rule) {
-            // Who is denied for want of a rule would look for one.
+            // What no rule can change comes first.
             (Some(obstacle), PolicyVerdict::Denied, None) => {
-                answer.why = format!("{}; nor would one help: {obstacle}", answer.why);
+                answer.why = format!("{obstacle}; besides, {}", answer.why);
             }
             (None, ..) | (_, PolicyVerdict::Denied, _) => {}
             (Some(obstacle), ..) => {
                 answer.verdict = PolicyVerdict::Denied;
                 answer.redirect = None;
-                answer.why = format!("{}, but {obstacle}", answer.why);
+                answer.why = format!(
+                    "{obstacle}; the rules alone would not refuse it: {}",
+                    answer.why
+                );
             }
         }
     }
