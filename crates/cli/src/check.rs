@@ -34,7 +34,7 @@ pub struct Finding {
     pub severity: Severity,
     /// What was found.
     pub found: String,
-    /// What to do; none where all is fine.
+    /// What to do; none where all is fine, or what was found says it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -65,6 +65,14 @@ impl Finding {
         Finding {
             severity: Severity::Error,
             ..Finding::warning(about, found, remedy)
+        }
+    }
+
+    /// An error whose words say what to do.
+    fn refused(about: &'static str, found: impl Into<String>) -> Finding {
+        Finding {
+            severity: Severity::Error,
+            ..Finding::fine(about, found)
         }
     }
 }

@@ -27,10 +27,9 @@ const ABOUT: &str = "configuration";
 
 /// What is found, and the runtime directory that the file names. `runtime_dir` is that of the command line.
 pub(super) fn look(path: &Path, runtime_dir: Option<&Path>) -> (Vec<Finding>, Option<PathBuf>) {
-    let remedy = "the message says what is expected; ringdown.toml(5), and docs/ringdown.toml, have every key with an example";
     let config = match read_file(path) {
         Ok(config) => config,
-        Err(error) => return (vec![Finding::error(ABOUT, error.to_string(), remedy)], None),
+        Err(error) => return (vec![Finding::refused(ABOUT, error.to_string())], None),
     };
     let written = config.runtime_dir.clone();
     let plan = Plan::new(
@@ -55,7 +54,7 @@ pub(super) fn look(path: &Path, runtime_dir: Option<&Path>) -> (Vec<Finding>, Op
             findings.extend(directories(sockets, &config));
             findings.extend(uplinks(&book.plan));
         }
-        Err(error) => findings.push(Finding::error(ABOUT, error.to_string(), remedy)),
+        Err(error) => findings.push(Finding::refused(ABOUT, error.to_string())),
     }
     let served = runtime_dir.or(written.as_deref()).map(Path::to_owned);
     findings.extend(published(
