@@ -15,7 +15,7 @@ use crate::guest::{GuestMemory, MemoryError, RegionSpec};
 use crate::sync::Ordering;
 
 /// The longest record, in bytes.
-pub const MAX_RECORD_BYTES: usize = 240;
+pub const MAX_RECORD_BYTES: usize = 304;
 
 /// Bytes of one place: turn, length, checksum, and the record.
 const PLACE_BYTES: usize = 16 + MAX_RECORD_BYTES;

@@ -52,7 +52,6 @@ pub(crate) struct End {
     pub(crate) wants_credit: bool,
     pub(crate) outbox: Outbox,
     /// The epoch of its line in which it began. In another one it is lost: see [`cuts`](crate::cuts).
-    #[serde(skip)]
     pub(crate) epoch: u32,
     /// Where it is in its line's list of ends, in that epoch.
     #[serde(skip)]

@@ -94,6 +94,30 @@ impl Flow {
         }
     }
 
+    /// One with the largest numbers.
+    #[cfg(test)]
+    pub(crate) fn largest() -> Flow {
+        let packets = PacketsInFlight {
+            older: u32::MAX,
+            older_end: u32::MAX,
+            newer: u32::MAX,
+        };
+        Flow {
+            received: u32::MAX,
+            delivered: u32::MAX,
+            acknowledged: u32::MAX,
+            window: u32::MAX,
+            grant: u32::MAX,
+            shown_acknowledged: u32::MAX,
+            shown_window: u32::MAX,
+            edge: u32::MAX,
+            message_end: u32::MAX,
+            packets,
+            asked: u32::MAX,
+            ..Flow::new(0, 0)
+        }
+    }
+
     /// Whether its source has sent nothing at all, as far as a counter modulo 2^32 can tell, and may still send.
     pub(crate) fn is_untouched(&self) -> bool {
         self.received == 0 && self.end == Ending::Open

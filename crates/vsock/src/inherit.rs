@@ -15,11 +15,11 @@ use crate::switch::{Actions, EndKey};
 use crate::{CircuitId, Reason, Side, Switch};
 use policy::{LineId, Time};
 
-/// The lines of guests that are there still, by what they were.
-type Lines = HashMap<LineId, LineId>;
+/// The lines of guests that are there still, by what they were: what they are now, and which [epoch](Switch::epoch) it was.
+type Lines = HashMap<LineId, (LineId, u32)>;
 
-/// Room for a circuit's record, in bytes.
-const RECORD_BYTES: usize = 256;
+/// Room for a circuit's record, in bytes: enough for the largest numbers.
+pub(crate) const RECORD_BYTES: usize = 288;
 
 /// What a switch recorded of a circuit.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +56,12 @@ impl Switch {
         }
     }
 
+    /// How often a line has gone down. Circuits of its guest that were recorded in an earlier epoch are over, though they may have yet to be cut.
+    pub fn epoch(&self, line: LineId) -> u32 {
+        let line = self.lines.get(line.0 as usize);
+        line.map_or(0, |line| line.epoch)
+    }
+
     /// Whether a circuit has changed since changes were last taken.
     pub fn has_changed(&self) -> bool {
         self.circuits.has_changed()
@@ -72,7 +78,7 @@ impl Switch {
     }
 
     /// Goes on with circuits that a switch before this one has recorded. `lines` has the lines of guests that are there still, by what they were
-    /// then. To be called
+    /// then: what they are now, and their epoch then. To be called
     /// before there is any circuit; a line is [up](crate::Event::LineGoesOn) later. Circuits that the policy in force would not set up are cut.
     pub fn inherit(
         &mut self,
@@ -114,6 +120,8 @@ impl Switch {
             self.take_up(now, index);
             if is_lost {
                 inherited.reset += 1;
+                // It does not count for a rule of now.
+                self.circuits[index].call.rule = None;
                 self.kill(now, index, Reason::DaemonEnded, actions);
             } else {
                 inherited.circuits.push(id);
@@ -125,11 +133,16 @@ impl Switch {
 
     /// The same circuit, between the lines of now, and whether an end was lost that was not gone. What is lost is gone now.
     fn moved(&self, mut circuit: Circuit, now: Time, lines: &Lines) -> (Circuit, bool) {
-        let of_now = |line: LineId| lines.get(&line).copied();
+        let of_now = |line: LineId| lines.get(&line).map(|(line, _)| *line);
         let mut is_lost = false;
         for end in &mut circuit.ends {
             let cid = end.cid();
-            let line = end.line().and_then(of_now).filter(|line| {
+            let is_of_epoch = |line: LineId| {
+                let known = lines.get(&line).map(|(_, epoch)| *epoch);
+                end.gone || known == Some(end.epoch)
+            };
+            let line = end.line().filter(|line| is_of_epoch(*line));
+            let line = line.and_then(of_now).filter(|line| {
                 let line = self.lines.get(line.0 as usize);
                 line.is_some_and(|line| line.address.cid == cid && !line.removed)
             });

@@ -47,6 +47,8 @@ impl Fabric {
             true => self.obey(id, message.request),
             false => Err("the line is closed".to_owned()),
         };
+        // What the VMM has said is kept when it is answered, and a successor has to find what followed from it.
+        self.commit();
         // The thread that asked may have gone.
         let _ = message.answer.send(answer);
     }
@@ -67,6 +69,7 @@ impl Fabric {
             return;
         };
         let answer = self.obey(id, message.request);
+        self.commit();
         // The thread that asked may have gone.
         let _ = message.answer.send(answer);
     }
@@ -184,8 +187,6 @@ impl Fabric {
         }
         line.stopped[index] = None;
         self.note_line(id);
-        // Before the VMM is answered: what was written down of the ring is another one's.
-        self.commit();
         if is_taken_over && index == TX {
             self.park_again(id);
         }
@@ -227,6 +228,7 @@ impl Fabric {
                     seqpacket,
                 },
             );
+            self.note_line(id);
         } else if std::mem::take(&mut line.goes_on) {
             let seqpacket = line.seqpacket;
             tracing::info!(vm = line.name, "the guest's driver goes on");
@@ -353,6 +355,11 @@ impl Fabric {
 
     /// The guest is gone, or its driver has reset the device.
     pub(super) fn forget_guest(&mut self, id: LineId) {
+        if let Some(line) = self.line(id) {
+            // Before its rings are written down for the last time: a ring may have failed in the middle of a packet.
+            line.starts_anew = true;
+            self.note_line(id);
+        }
         for index in [TX, RX, EVENT] {
             self.stop_ring(id, index);
         }
@@ -366,6 +373,8 @@ impl Fabric {
             line.starts_anew = true;
             line.goes_on = false;
         }
+        self.forget_unparked(id);
+        self.note_line(id);
         self.tell_of_line(id, Event::LineDown { line: id });
     }
 

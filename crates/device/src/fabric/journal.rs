@@ -37,6 +37,8 @@ const KEY: &str = "journal";
 struct LineRecord<'a> {
     /// The VM, by its full name.
     vm: &'a str,
+    /// How often it has gone down: circuits of an earlier epoch are over.
+    epoch: u32,
     /// How many chains of each ring were taken and given back.
     rings: [Option<(u16, u16)>; RINGS],
 }
@@ -54,11 +56,18 @@ pub(super) struct Ledger {
     unparked: HashMap<LineId, Vec<(CircuitId, Side, u32)>>,
 }
 
+#[derive(Debug)]
+struct LineBefore {
+    id: LineId,
+    epoch: u32,
+    positions: RingPositions,
+}
+
 #[derive(Debug, Default)]
 struct Before {
     journal: Option<Journal>,
     /// By the full name of the VM.
-    lines: HashMap<String, (LineId, RingPositions)>,
+    lines: HashMap<String, LineBefore>,
 }
 
 /// The records of a line and of a circuit take turns.
@@ -78,14 +87,15 @@ impl Before {
             let Some(bytes) = journal.read(index) else {
                 continue;
             };
-            let Ok(LineRecord { vm, rings }) = postcard::from_bytes(&bytes) else {
+            let Ok(LineRecord { vm, epoch, rings }) = postcard::from_bytes(&bytes) else {
                 continue;
             };
             let positions = |(available, used)| Positions { available, used };
-            let line = (
-                LineId((index / 2) as u32),
-                rings.map(|ring| ring.map(positions)).to_vec(),
-            );
+            let line = LineBefore {
+                id: LineId((index / 2) as u32),
+                epoch,
+                positions: rings.map(|ring| ring.map(positions)).to_vec(),
+            };
             lines.insert(vm.to_owned(), line);
         }
         Ok(Before {
@@ -117,8 +127,8 @@ impl Ledger {
 
     /// Where the rings of this VM were, if a predecessor has written it down.
     pub(super) fn positions(&self, vm: &str) -> Option<RingPositions> {
-        let (_, positions) = self.before.as_ref()?.lines.get(vm)?;
-        Some(positions.clone())
+        let line = self.before.as_ref()?.lines.get(vm)?;
+        Some(line.positions.clone())
     }
 
     /// Whether the daemon has yet to start. Then nothing is done for a guest: the start may fail, and what was kept is the next one's.
@@ -177,13 +187,9 @@ impl Fabric {
         self.mailbox.waker.wake();
     }
 
-    fn inherit(
-        &mut self,
-        journal: &mut Journal,
-        before: &HashMap<String, (LineId, RingPositions)>,
-    ) {
+    fn inherit(&mut self, journal: &mut Journal, before: &HashMap<String, LineBefore>) {
         let mut lines = HashMap::new();
-        for (vm, (was, positions)) in before {
+        for (vm, was) in before {
             let Some(id) = self.line_named(vm) else {
                 continue;
             };
@@ -192,14 +198,14 @@ impl Fabric {
                 .frontend
                 .as_ref()
                 .is_some_and(Frontend::has_vmm_of_before);
-            let known = |index: usize| positions.get(index).copied().flatten();
+            let known = |index: usize| was.positions.get(index).copied().flatten();
             if let (true, Some(_), Some(_)) = (has_vmm, known(TX), known(RX)) {
                 (line.goes_on, line.starts_anew) = (true, false);
                 for index in 0..RINGS {
                     // A VMM that has paused its guest starts the rings there.
                     line.stopped[index] = known(index).map(|at| StoppedRing::at(at.available));
                 }
-                lines.insert(*was, id);
+                lines.insert(was.id, (id, was.epoch));
             }
         }
         let read = |index: usize| Some(((index / 2) as u32, journal.read(index)?));
@@ -223,7 +229,8 @@ impl Fabric {
                 journal.write(index, &[]);
             }
         }
-        self.ledger.changed.extend(lines.into_values());
+        let of_now = lines.into_values().map(|(line, _)| line);
+        self.ledger.changed.extend(of_now);
         for id in &inherited.circuits {
             self.expect_parked(*id);
         }
@@ -292,6 +299,7 @@ impl Fabric {
         let line = self.lines.get(id.0 as usize)?.as_ref()?;
         let record = LineRecord {
             vm: &line.name,
+            epoch: self.switch.epoch(id),
             rings: [0, 1, 2].map(|index| ring_record(line, index)),
         };
         postcard::to_slice(&record, room)
@@ -335,6 +343,17 @@ impl Fabric {
                 });
             }
         }
+    }
+
+    /// Whether a circuit has bytes in the ring of a guest whose ring has yet to run again.
+    pub(super) fn has_yet_to_park(&self, circuit: CircuitId, from: Side) -> bool {
+        let mut unparked = self.ledger.unparked.values().flatten();
+        unparked.any(|(id, side, _)| (*id, *side) == (circuit, from))
+    }
+
+    /// What is parked of a line is not there any more.
+    pub(super) fn forget_unparked(&mut self, id: LineId) {
+        self.ledger.unparked.remove(&id);
     }
 
     fn park_one_again(&mut self, id: LineId, chain: Chain) {
@@ -393,8 +412,11 @@ impl Fabric {
     }
 }
 
-/// Where a ring is; of one that has stopped, where it would go on.
+/// Where a ring is; of one that has stopped, where it would go on. None of a line whose driver starts anew: its circuits are over, whether they have been cut yet or not.
 fn ring_record(line: &LineIo, index: usize) -> Option<(u16, u16)> {
+    if line.starts_anew {
+        return None;
+    }
     if let Some(stopped) = &line.stopped[index] {
         return stopped.base.try_into().ok().map(|base| (base, base));
     }

@@ -169,6 +169,9 @@ impl Fabric {
     /// Sends data, or if it turns out that there is none, the header alone: the switch counts the credit in it as shown to the
     /// guest, which would otherwise wait for it for ever.
     fn send_data(&mut self, turn: Turn) {
+        if self.has_yet_to_park(turn.circuit, turn.from) {
+            return;
+        }
         let Some(circuit) = self.circuit(turn.circuit) else {
             return;
         };

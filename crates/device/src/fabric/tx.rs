@@ -150,6 +150,8 @@ impl Fabric {
                 Ok(true) => {
                     if is_first {
                         ring.found();
+                        // Another line may fail, and all be written down, while a packet is neither parked nor given back.
+                        self.note_line(id);
                     }
                     self.batch.packets += 1;
                     self.batch.entries += usize::from(chain.entries);
@@ -336,6 +338,8 @@ impl Fabric {
         };
         let len = packet.header.len as usize - offset;
         let is_stream = circuit.is_stream();
+        // Everything may have been written down since the packet came, when another line failed.
+        self.switch.note_changed(id);
         let messages = self.messages_of(packet.line).filter(|_| !is_stream);
         let Some(circuit) = self.circuit(id) else {
             return;

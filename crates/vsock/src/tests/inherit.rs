@@ -47,8 +47,10 @@ fn successor(world: &World) -> Switch {
     next
 }
 
-fn same_lines(world: &World) -> HashMap<LineId, LineId> {
-    world.guests.keys().map(|line| (*line, *line)).collect()
+fn same_lines(world: &World) -> HashMap<LineId, (LineId, u32)> {
+    let epoch = |line| world.switch.epoch(line);
+    let of_now = |line: &LineId| (*line, (*line, epoch(*line)));
+    world.guests.keys().map(of_now).collect()
 }
 
 /// Puts another switch in place of the world's, with what was recorded.
@@ -166,7 +168,7 @@ fn lines_may_have_other_numbers() {
     let (world, lines, records) = two_with_a_circuit();
     let mut next = Switch::new(Limits::default());
     next.set_policy(world.switch.policy().clone());
-    let swapped = HashMap::from([(lines[0], lines[1]), (lines[1], lines[0])]);
+    let swapped = HashMap::from([(lines[0], (lines[1], 1)), (lines[1], (lines[0], 1))]);
     next.add_line_at(Address::new("vm1", 4), Limits::default())
         .unwrap();
     next.add_line_at(Address::new("vm0", 3), Limits::default())
@@ -187,7 +189,7 @@ fn lines_may_have_other_numbers() {
 #[test]
 fn what_does_not_fit_is_reset() {
     let (world, lines, records) = two_with_a_circuit();
-    let inherit = |records: &[Record<'_>], lines: HashMap<LineId, LineId>| {
+    let inherit = |records: &[Record<'_>], lines: HashMap<LineId, (LineId, u32)>| {
         let mut next = successor(&world);
         let inherited = next.inherit(world.now, records, &lines, &mut Vec::new());
         (
@@ -201,10 +203,10 @@ fn what_does_not_fit_is_reset() {
     assert_eq!(inherit(&[known], all.clone()), (1, 0, 0));
     // A line does not go on; it is another VM's; bytes were lost.
     assert_eq!(
-        inherit(&[known], HashMap::from([(lines[0], lines[0])])),
+        inherit(&[known], HashMap::from([(lines[0], (lines[0], 1))])),
         (0, 1, 0)
     );
-    let others = HashMap::from([(lines[0], lines[1]), (lines[1], lines[0])]);
+    let others = HashMap::from([(lines[0], (lines[1], 1)), (lines[1], (lines[0], 1))]);
     assert_eq!(inherit(&[known], others), (0, 1, 0));
     let part = Record {
         is_whole: false,
@@ -250,4 +252,63 @@ fn a_circuit_that_the_rules_do_not_allow_any_more_is_cut() {
     let sent = next.next_for(world.now, lines[0], &mut Vec::new());
     assert!(matches!(sent, Some(crate::Transmit::Control(header))
         if header.operation == Operation::Reset as u16));
+}
+
+#[test]
+fn circuits_of_a_driver_that_has_started_anew_are_reset_though_they_were_not_cut_yet() {
+    let (mut world, lines) = World::of(2, Limits::default());
+    world.switch.record_changes();
+    world.switch.cuts_at_once = 1;
+    world
+        .guest(lines[1])
+        .listen(80, SocketType::Stream, reads());
+    for _ in 0..3 {
+        world.connect_to(lines[0], 4, 80, sleeps());
+    }
+    world.settle();
+    let mut records = Records::new();
+    record(&mut world.switch, &mut records);
+    world.switch.handle(
+        world.now,
+        Event::LineUp {
+            line: lines[1],
+            seqpacket: true,
+        },
+        &mut Vec::new(),
+    );
+    let result = hand_over(&mut world, &mut records);
+    // One was cut, of which the caller has yet to hear.
+    assert_eq!((result.circuits.len(), result.reset), (1, 2));
+    let mut resets = 0;
+    while let Some(sent) = world.switch.next_for(world.now, lines[0], &mut Vec::new()) {
+        let crate::Transmit::Control(header) = sent else {
+            panic!("{sent:?}");
+        };
+        resets += usize::from(header.operation == Operation::Reset as u16);
+    }
+    assert_eq!(resets, 2);
+}
+
+/// The largest numbers that a circuit between guests can have.
+#[test]
+fn any_circuit_fits_its_record() {
+    let (mut world, _, _) = two_with_a_circuit();
+    let circuit = world.switch.circuits.get_mut(0).unwrap();
+    circuit.id.index = 1 << 18;
+    circuit.id.generation = u32::MAX;
+    circuit.passed = [u64::MAX; 2];
+    circuit.call.dialled_port = u32::MAX;
+    for end in &mut circuit.ends {
+        end.party = crate::end::Party::Guest {
+            line: LineId(1 << 18),
+            cid: u32::MAX,
+        };
+        (end.port, end.seen, end.epoch) = (u32::MAX, (u32::MAX, u32::MAX), u32::MAX);
+        (end.heard, end.announced, end.outbox.shutdown) = (3, 3, 3);
+    }
+    for flow in &mut circuit.flows {
+        *flow = crate::flow::Flow::largest();
+    }
+    let len = postcard::to_allocvec(circuit).unwrap().len();
+    assert!(len <= crate::inherit::RECORD_BYTES, "{len}");
 }
