@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use guestmem::queue::Queue;
+use guestmem::queue::{Positions, Queue};
 use policy::Time;
 use vsock::CircuitId;
 use wire::agent::Secret;
@@ -60,6 +60,8 @@ pub(crate) struct LineIo {
     pub(crate) starts_anew: bool,
     /// Its rings ran for a predecessor, and are about to run again: the guest knows the circuits that were inherited.
     pub(crate) goes_on: bool,
+    /// Where a predecessor had rings that have yet to run again: what is written down of them until then.
+    pub(crate) of_before: [Option<Positions>; RINGS],
     /// The guest lives on with circuits that are not known here, as after a restart of the daemon, and has yet to be notified.
     pub(crate) owes_reset: bool,
     /// The driver takes SEQPACKET sockets.
@@ -123,6 +125,7 @@ impl LineIo {
             stopped: Default::default(),
             starts_anew: true,
             goes_on: false,
+            of_before: Default::default(),
             notified_before: RingCounts::default(),
             owes_reset: false,
             seqpacket: false,

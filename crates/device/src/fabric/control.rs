@@ -178,6 +178,7 @@ impl Fabric {
         };
         let was_kicked = ring.is_kicked;
         line.rings[index] = Some(ring);
+        line.of_before[index] = None;
         line.seqpacket = start.features & FEATURE_SEQPACKET != 0;
         let goes_on = line.goes_on && is_taken_over;
         if !resumes && !goes_on && index != EVENT {
@@ -219,6 +220,7 @@ impl Fabric {
         }
         if std::mem::take(&mut line.starts_anew) {
             let seqpacket = line.seqpacket;
+            line.of_before = Default::default();
             tracing::info!(vm = line.name, "the guest's driver is running");
             line.last_fault.clear();
             self.tell_of_line(
@@ -370,6 +372,7 @@ impl Fabric {
     fn forget_circuits(&mut self, id: LineId) {
         if let Some(line) = self.line(id) {
             line.stopped = Default::default();
+            line.of_before = Default::default();
             line.starts_anew = true;
             line.goes_on = false;
         }

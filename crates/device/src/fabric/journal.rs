@@ -202,6 +202,7 @@ impl Fabric {
             if let (true, Some(_), Some(_)) = (has_vmm, known(TX), known(RX)) {
                 (line.goes_on, line.starts_anew) = (true, false);
                 for index in 0..RINGS {
+                    line.of_before[index] = known(index);
                     // A VMM that has paused its guest starts the rings there.
                     line.stopped[index] = known(index).map(|at| StoppedRing::at(at.available));
                 }
@@ -416,6 +417,9 @@ impl Fabric {
 fn ring_record(line: &LineIo, index: usize) -> Option<(u16, u16)> {
     if line.starts_anew {
         return None;
+    }
+    if let Some(Positions { available, used }) = line.of_before[index] {
+        return Some((available, used));
     }
     if let Some(stopped) = &line.stopped[index] {
         return stopped.base.try_into().ok().map(|base| (base, base));

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use device::{CircuitFilter, Fabric, LineConfig};
 use guestmem_driver::RawDescriptor;
@@ -306,4 +307,27 @@ fn what_had_to_be_stored_costs_its_circuit() {
         sender_now > sender && receiver_now > receiver
     });
     assert_eq!(scene.circuits(), []);
+}
+
+#[test]
+fn a_fabric_that_ends_before_rings_run_again_has_lost_nothing() {
+    let mut scene = Scene::new();
+    for _ in 0..3 {
+        scene.send(Operation::Data, PACKET);
+    }
+    scene.offer_buffers(2);
+    scene.until("a part arrives", |scene| !scene.received().is_empty());
+    let running = scene.running.take().unwrap();
+    end(running, &[&scene.sender, &scene.receiver]);
+    for turns in 0..12 {
+        let (mut fabric, keeper) = start(&scene.host, turns % 2 == 0);
+        for _ in 0..turns % 6 {
+            fabric.turn(Some(Duration::ZERO)).unwrap();
+        }
+        keeper.leave();
+        drop((fabric, keeper));
+    }
+    scene.running = Some(start(&scene.host, false));
+    scene.receive_all();
+    assert_eq!(scene.circuits(), [CircuitState::Open]);
 }
