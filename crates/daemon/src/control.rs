@@ -269,7 +269,7 @@ impl Control {
             // The worker is asked now and then as long as there is no agent: many may wait.
             let now = Instant::now();
             if self.readiness.agent(&full_name).is_some() || now >= look_at.min(deadline) {
-                // The state may have moved without the agent since the last look, and the message tells it.
+                // The state may have changed without the agent since it was last read: the message has the new one.
                 let status = self.get(name).await?;
                 if status.state == VmState::Ready {
                     return Ok(status);

@@ -12,6 +12,7 @@ mod host;
 mod host_data;
 mod hybrid;
 mod journal;
+mod lines;
 mod message;
 mod park;
 mod pass;
@@ -34,11 +35,9 @@ use std::time::{Duration, Instant};
 use guestmem::queue::Chain;
 use keeper::Keeper;
 use policy::{Address, LineId, Policy, ServiceEntry, Time};
-use rustix::net::SocketType as UnixSocketType;
 use slab::Slab;
 use thiserror::Error;
 use vsock::{Action, AddLineError, CircuitId, Event, Limits, LineReport, Side, Switch};
-use wire::connect::seqpacket_path;
 
 use crate::Waker;
 use crate::caller::Caller;
@@ -46,16 +45,15 @@ use crate::circuit::CircuitIo;
 use crate::closer::Closer;
 use crate::decision::{DecisionSink, Observer};
 use crate::dialer::{Answer, Dialer};
-use crate::frontend::{Frontend, Identity, Mailbox, Message};
+use crate::frontend::{Mailbox, Message};
 use crate::line::LineIo;
 use crate::nap::Nap;
 use crate::reactor::{EventFlags, Reactor, Token};
 use crate::ring::{Ring, RingCounts};
 use crate::slow::{Party, Slow};
-use crate::socket::{MAX_PATH_BYTES, listen_for};
 use crate::spin::Spin;
 use crate::turns::Turns;
-use crate::vsock::{EVENT, TX, model};
+use crate::vsock::{EVENT, TX};
 
 pub use self::agent::{Arrival, Attachment};
 use self::capture::Captures;
@@ -64,7 +62,7 @@ pub use self::change::{Change, NewLine, RefusedLine};
 pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
-use self::journal::Ledger;
+use self::journal::Handover;
 use self::redial::Redials;
 pub use self::serial::SerialConfig;
 use self::tx::{Batch, Outgoing, Packet};
@@ -81,9 +79,6 @@ const TURN_DESCRIPTORS: usize = 4096;
 /// another turn adds some microseconds. Half of QEMU's ring in packets of 64 KiB, which a batch ends with anyhow, and as much as 1,024 of Linux's
 /// receive buffers hold. What is over goes on in the next turn, at once.
 const TURN_BYTES: usize = 4 << 20;
-
-/// How often a fabric looks whether the daemon has started.
-const START_INTERVAL: Duration = Duration::from_millis(1);
 
 /// What a line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,7 +155,7 @@ pub struct Fabric {
     host_group: Option<u32>,
     /// Where VMMs' connections are kept for a successor.
     keeper: Option<Arc<Keeper>>,
-    ledger: Ledger,
+    handover: Handover,
     arrivals: ArrivalSink,
     dialer: Option<Dialer>,
     /// Ports of the host whose calls go to the dialer, though they are no services, each with the VMs, or all, whose calls do.
@@ -238,7 +233,7 @@ impl Fabric {
             agent_port,
             host_group: None,
             keeper: None,
-            ledger: Ledger::default(),
+            handover: Handover::default(),
             arrivals,
             dialer: None,
             listening: HashMap::new(),
@@ -287,88 +282,6 @@ impl Fabric {
     /// Wakes this fabric's [`turn`](Self::turn) from another thread.
     pub fn waker(&self) -> Waker {
         self.reactor.waker()
-    }
-
-    /// Opens a line: its sockets listen when this returns.
-    ///
-    /// # Errors
-    /// When its name, identifier or sockets cannot be had. Nothing is left behind then.
-    pub fn open_line(&mut self, config: &LineConfig) -> Result<(), OpenLineError> {
-        let id = self
-            .switch
-            .add_line_at(config.address.clone(), config.limits)?;
-        self.furnish_line(id, config)
-    }
-
-    fn furnish_line(&mut self, id: LineId, config: &LineConfig) -> Result<(), OpenLineError> {
-        match self.line_io(id, config) {
-            Ok(line) => {
-                self.install_line(id, line);
-                Ok(())
-            }
-            Err(error) => {
-                self.switch.remove_line(self.now, id, &mut self.actions);
-                self.carry_out();
-                Err(error)
-            }
-        }
-    }
-
-    fn install_line(&mut self, id: LineId, line: LineIo) {
-        let index = id.0 as usize;
-        while self.lines.len() <= index {
-            self.lines.insert(None);
-        }
-        self.lines[index] = Some(Box::new(line));
-    }
-
-    fn line_io(&mut self, id: LineId, config: &LineConfig) -> Result<LineIo, OpenLineError> {
-        let refused_at = |path| |error| OpenLineError::Socket { path, error };
-        let group = self.host_group;
-        let at = |path: PathBuf, socket_type| {
-            listen_for(group, &path, socket_type).map_err(refused_at(path))
-        };
-        let mut listeners = vec![at(config.host.clone(), UnixSocketType::STREAM)?];
-        let messages = seqpacket_path(&config.host);
-        if messages.as_os_str().len() <= MAX_PATH_BYTES {
-            listeners.push(at(messages, UnixSocketType::SEQPACKET)?);
-        } else {
-            tracing::warn!(path = %messages.display(), "too long for a socket: no SEQPACKET calls to this guest");
-        }
-        let refused = |error| OpenLineError::Socket {
-            path: config.host.clone(),
-            error,
-        };
-        for (index, listener) in listeners.iter().enumerate() {
-            let token = Token::Listener {
-                line: id,
-                index: index as u8,
-            };
-            self.reactor
-                .add(&listener.socket, token, EventFlags::IN)
-                .map_err(refused)?;
-        }
-        let generation = self.next_line_generation;
-        self.next_line_generation += 1;
-        let identity = Identity {
-            device: id.0,
-            generation,
-            vm: config.address.full_name(),
-            network: None,
-        };
-        let model = model(config.address.cid);
-        // What can connect there is the VM.
-        let (mailbox, keeper) = (self.mailbox.clone(), self.keeper.clone());
-        let kept = keeper.map(|keeper| (keeper, self.ledger.positions(&identity.vm)));
-        let frontend = Frontend::listen(&config.vhost_user, identity, model, mailbox, kept);
-        let frontend = frontend.map_err(refused_at(config.vhost_user.clone()))?;
-        let line = LineIo::new(generation, config.address.full_name(), config.host.clone());
-        Ok(LineIo {
-            listeners,
-            vhost_user: Some(config.vhost_user.clone()),
-            frontend: Some(frontend),
-            ..line
-        })
     }
 
     /// Closes every line, for good.
@@ -457,9 +370,7 @@ impl Fabric {
 
     /// One turn: waits until something happens, but not beyond `limit`, and does what follows from it.
     pub fn turn(&mut self, limit: Option<Duration>) -> io::Result<()> {
-        self.go_on();
-        if self.ledger.waits() {
-            std::thread::sleep(START_INTERVAL);
+        if self.awaits_start() {
             return Ok(());
         }
         let mut happened = std::mem::take(&mut self.happened);

@@ -27,11 +27,6 @@ impl Circuits {
         self.notes_changes = true;
     }
 
-    /// Whether there is a change that was not taken.
-    pub(crate) fn has_changed(&self) -> bool {
-        !self.changed.is_empty()
-    }
-
     /// The changed circuits, each once unless it was replaced; none of an index whose circuit is gone.
     pub(crate) fn take_changed(&mut self, mut each: impl FnMut(u32, Option<&Circuit>)) {
         let mut changed = std::mem::take(&mut self.changed);

@@ -6,6 +6,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use policy::{LineId, Time};
+
 use crate::call::Destination;
 use crate::circuit::{Circuit, Deadline, DeadlineKind};
 use crate::end::Party;
@@ -13,7 +15,6 @@ use crate::event::Action;
 use crate::share::Origin;
 use crate::switch::{Actions, EndKey};
 use crate::{CircuitId, Reason, Side, Switch};
-use policy::{LineId, Time};
 
 /// The lines of guests that are there still, by what they were: what they are now, and which [epoch](Switch::epoch) it was.
 type Lines = HashMap<LineId, (LineId, u32)>;
@@ -62,11 +63,6 @@ impl Switch {
         line.map_or(0, |line| line.epoch)
     }
 
-    /// Whether a circuit has changed since changes were last taken.
-    pub fn has_changed(&self) -> bool {
-        self.circuits.has_changed()
-    }
-
     /// The records of the circuits that have changed since this was last called, by their index; no bytes where there is none any more. A circuit that
     /// ends in the same moment as another begins at its index may be given twice.
     pub fn take_changed(&mut self, mut each: impl FnMut(u32, &[u8])) {
@@ -78,8 +74,7 @@ impl Switch {
     }
 
     /// Goes on with circuits that a switch before this one has recorded. `lines` has the lines of guests that are there still, by what they were
-    /// then: what they are now, and their epoch then. To be called
-    /// before there is any circuit; a line is [up](crate::Event::LineGoesOn) later. Circuits that the policy in force would not set up are cut.
+    /// then: what they are now, and their epoch then. To be called before there is any circuit; a line is [up](crate::Event::LineGoesOn) later. Circuits that the policy in force would not set up are cut.
     pub fn inherit(
         &mut self,
         now: Time,

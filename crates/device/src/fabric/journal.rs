@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use guestmem::journal::{Journal, JournalError, MAX_RECORD_BYTES};
 use guestmem::queue::{Chain, Positions};
@@ -29,6 +30,9 @@ use crate::vsock::{RINGS, RX, TX};
 /// Circuits that may be written down; further ones end with this process. Lines have room for as many.
 const CIRCUITS: usize = 1 << 18;
 
+/// How often a fabric checks whether the daemon has started.
+const START_INTERVAL: Duration = Duration::from_millis(1);
+
 /// Under which the keeper has the journal.
 const KEY: &str = "journal";
 
@@ -45,8 +49,7 @@ struct LineRecord<'a> {
 
 /// What a fabric writes down, and what another has written down before.
 #[derive(Debug, Default)]
-pub(super) struct Ledger {
-    keeper: Option<Arc<Keeper>>,
+pub(super) struct Handover {
     /// Its journal, until this fabric goes on with it.
     before: Option<Before>,
     journal: Option<Journal>,
@@ -105,9 +108,9 @@ impl Before {
     }
 }
 
-impl Ledger {
+impl Handover {
     /// Finds what a predecessor has left with this keeper.
-    fn of(keeper: Arc<Keeper>) -> io::Result<Ledger> {
+    fn of(keeper: &Keeper) -> io::Result<Handover> {
         let item = keeper.take(KEY);
         let file = item.and_then(|item| item.descriptors.into_iter().next());
         let before = match file.map(Before::read).transpose() {
@@ -118,10 +121,9 @@ impl Ledger {
                 Before::default()
             }
         };
-        Ok(Ledger {
-            keeper: Some(keeper),
+        Ok(Handover {
             before: Some(before),
-            ..Ledger::default()
+            ..Handover::default()
         })
     }
 
@@ -132,12 +134,8 @@ impl Ledger {
     }
 
     /// Whether the daemon has yet to start. Then nothing is done for a guest: the start may fail, and what was kept is the next one's.
-    pub(super) fn waits(&self) -> bool {
+    fn waits(&self) -> bool {
         self.before.is_some()
-    }
-
-    fn may_go_on(&self) -> bool {
-        self.waits() && self.keeper.as_ref().is_some_and(|keeper| keeper.runs())
     }
 }
 
@@ -157,20 +155,31 @@ impl Fabric {
     /// # Errors
     /// When what is kept is a later version's.
     pub fn set_keeper(&mut self, keeper: Arc<Keeper>) -> io::Result<()> {
-        self.ledger = Ledger::of(keeper.clone())?;
+        self.handover = Handover::of(&keeper)?;
         self.keeper = Some(keeper);
         Ok(())
     }
 
-    /// Goes on with the circuits of a predecessor, once the daemon has started.
-    pub(super) fn go_on(&mut self) {
-        if !self.ledger.may_go_on() {
-            return;
+    /// Whether the daemon has yet to start, after a moment's wait for it.
+    pub(super) fn awaits_start(&mut self) -> bool {
+        if self.handover.waits() {
+            self.go_on();
         }
-        let (Some(before), Some(keeper)) = (self.ledger.before.take(), self.keeper.clone()) else {
+        let waits = self.handover.waits();
+        if waits {
+            std::thread::sleep(START_INTERVAL);
+        }
+        waits
+    }
+
+    /// Goes on with the circuits of a predecessor, once the daemon has started.
+    fn go_on(&mut self) {
+        let Some(keeper) = self.keeper.clone().filter(|keeper| keeper.runs()) else {
             return;
         };
-        self.switch.record_changes();
+        let Some(before) = self.handover.before.take() else {
+            return;
+        };
         let mut journal = match before.journal {
             Some(journal) => journal,
             None => match create(&keeper) {
@@ -181,8 +190,10 @@ impl Fabric {
                 }
             },
         };
+        // Only now: nothing would take the changes without a journal.
+        self.switch.record_changes();
         self.inherit(&mut journal, &before.lines);
-        self.ledger.journal = Some(journal);
+        self.handover.journal = Some(journal);
         self.commit();
         self.mailbox.waker.wake();
     }
@@ -231,7 +242,7 @@ impl Fabric {
             }
         }
         let of_now = lines.into_values().map(|(line, _)| line);
-        self.ledger.changed.extend(of_now);
+        self.handover.changed.extend(of_now);
         for id in &inherited.circuits {
             self.expect_parked(*id);
         }
@@ -251,7 +262,7 @@ impl Fabric {
         };
         for (side, end) in [(Side::Caller, report.caller), (Side::Callee, report.callee)] {
             if let (Some(line), 1..) = (end.line, end.kept_bytes) {
-                let unparked = self.ledger.unparked.entry(line).or_default();
+                let unparked = self.handover.unparked.entry(line).or_default();
                 unparked.push((id, side, end.kept_bytes));
             }
         }
@@ -259,17 +270,17 @@ impl Fabric {
 
     /// Something of a line is to be written down at the end of this turn.
     pub(super) fn note_line(&mut self, id: LineId) {
-        if self.ledger.journal.is_some() {
-            self.ledger.changed.push(id);
+        if self.handover.journal.is_some() {
+            self.handover.changed.push(id);
         }
     }
 
     /// Writes down what has changed. Called before anything is published.
     pub(super) fn commit(&mut self) {
-        let Some(mut journal) = self.ledger.journal.take() else {
+        let Some(mut journal) = self.handover.journal.take() else {
             return;
         };
-        let mut changed = std::mem::take(&mut self.ledger.changed);
+        let mut changed = std::mem::take(&mut self.handover.changed);
         changed.extend(self.touched.iter().map(|(line, _)| *line));
         changed.sort_unstable();
         changed.dedup();
@@ -278,7 +289,7 @@ impl Fabric {
             let record = self.line_record(id, &mut room);
             journal.write(line_index(id), record.unwrap_or_default());
         }
-        self.ledger.changed = changed;
+        self.handover.changed = changed;
         let circuits = &self.circuits;
         self.switch.take_changed(|index, bytes| {
             let io = circuits.get(index as usize).and_then(Option::as_ref);
@@ -293,7 +304,7 @@ impl Fabric {
             journal.write(circuit_index(index), record);
         });
         journal.commit();
-        self.ledger.journal = Some(journal);
+        self.handover.journal = Some(journal);
     }
 
     fn line_record<'a>(&self, id: LineId, room: &'a mut [u8]) -> Option<&'a [u8]> {
@@ -311,7 +322,7 @@ impl Fabric {
     /// Leaves everything to a successor, as it stands.
     pub(super) fn leave_guests(&mut self) {
         self.publish();
-        self.ledger.journal = None;
+        self.handover.journal = None;
         for (_, line) in &mut self.lines {
             if let Some(line) = line {
                 line.rings = Default::default();
@@ -332,7 +343,7 @@ impl Fabric {
                 _ => {}
             }
         }
-        for (circuit, from, kept) in self.ledger.unparked.remove(&id).unwrap_or_default() {
+        for (circuit, from, kept) in self.handover.unparked.remove(&id).unwrap_or_default() {
             if self.switch.circuit(circuit).is_some() && !self.skip_delivered(circuit, from, kept) {
                 tracing::warn!(
                     line = id.0,
@@ -348,13 +359,13 @@ impl Fabric {
 
     /// Whether a circuit has bytes in the ring of a guest whose ring has yet to run again.
     pub(super) fn has_yet_to_park(&self, circuit: CircuitId, from: Side) -> bool {
-        let mut unparked = self.ledger.unparked.values().flatten();
+        let mut unparked = self.handover.unparked.values().flatten();
         unparked.any(|(id, side, _)| (*id, *side) == (circuit, from))
     }
 
     /// What is parked of a line is not there any more.
     pub(super) fn forget_unparked(&mut self, id: LineId) {
-        self.ledger.unparked.remove(&id);
+        self.handover.unparked.remove(&id);
     }
 
     fn park_one_again(&mut self, id: LineId, chain: Chain) {
@@ -371,7 +382,7 @@ impl Fabric {
             self.switch
                 .circuit_of(id, header.src_port, peer, header.dst_port)
         });
-        let expected = self.ledger.unparked.get(&id);
+        let expected = self.handover.unparked.get(&id);
         let is_expected = |(circuit, from): &(CircuitId, Side)| {
             let mut expected = expected.iter().flat_map(|of_line| of_line.iter());
             is_data && expected.any(|(id, side, _)| (id, side) == (circuit, from))

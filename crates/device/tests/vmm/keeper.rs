@@ -54,9 +54,16 @@ impl Host {
 
     /// A fabric with a line, as a daemon starts one.
     fn fabric(&self) -> (Fabric, Arc<Keeper>) {
+        self.fabric_of(&[self.config()])
+    }
+
+    /// One with these lines.
+    fn fabric_of(&self, lines: &[LineConfig]) -> (Fabric, Arc<Keeper>) {
         let (mut fabric, keeper) = (fabric(), self.attach());
         fabric.set_keeper(keeper.clone()).unwrap();
-        fabric.open_line(&self.config()).unwrap();
+        for line in lines {
+            fabric.open_line(line).unwrap();
+        }
         keeper.run();
         (fabric, keeper)
     }
@@ -235,12 +242,9 @@ fn another_vm_at_the_same_socket_does_not_get_the_guest() {
     let guest = Guest::connect(&host.socket());
     runs(&mut first.0);
     end(first, &[&guest]);
-    let (mut second, keeper) = (fabric(), host.attach());
-    second.set_keeper(keeper.clone()).unwrap();
     let mut other = host.config();
     other.address.name = format!("{}-other", host.vm);
-    second.open_line(&other).unwrap();
-    keeper.run();
+    let _second = host.fabric_of(&[other]);
     assert!(is_closed(&guest));
 }
 
@@ -409,11 +413,7 @@ fn what_was_kept_otherwise_costs_its_own_line() {
         change(&keeper, &key, &item.value, &descriptors);
         drop((item, keeper));
 
-        let (mut second, keeper) = (fabric(), host.attach());
-        second.set_keeper(keeper.clone()).unwrap();
-        second.open_line(&host.config()).unwrap();
-        second.open_line(&db_config).unwrap();
-        keeper.run();
+        let (mut second, _keeper) = host.fabric_of(&[host.config(), db_config.clone()]);
         turn_until(&mut second, "the other line goes on", |fabric| {
             let lines = fabric.lines();
             let is_up = |name: &str| {

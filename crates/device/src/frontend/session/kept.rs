@@ -157,14 +157,8 @@ impl Keep {
     ) -> Option<Before> {
         let item = self.keeper.take(&self.vmm_key)?;
         let vm = &identity.vm;
-        match self.read(item, identity, model) {
-            Ok(before) => Some(Before {
-                said: Said {
-                    positions,
-                    ..before.said
-                },
-                ..before
-            }),
+        match self.read(item, identity, model, positions) {
+            Ok(before) => Some(before),
             Err(error) => {
                 tracing::warn!(vm, %error, "cannot go on with a VMM's connection: it is closed, and the VM has to be started anew");
                 self.hang_up();
@@ -173,7 +167,13 @@ impl Keep {
         }
     }
 
-    fn read(&self, item: keeper::Item, identity: &Identity, model: &Model) -> io::Result<Before> {
+    fn read(
+        &self,
+        item: keeper::Item,
+        identity: &Identity,
+        model: &Model,
+        positions: Option<RingPositions>,
+    ) -> io::Result<Before> {
         let refused = |words: &str| io::Error::other(words.to_owned());
         let record: Record = serde_json::from_slice(&item.value)?;
         if record.version != VERSION {
@@ -203,7 +203,7 @@ impl Keep {
             open,
             said: Said {
                 record,
-                positions: None,
+                positions,
                 files: files.map(File::from).collect(),
             },
         })

@@ -13,7 +13,7 @@ use wire::vsock::{HEADER_LEN, Header, Operation};
 use super::{Host, end};
 use crate::guest::{Guest, RX, TX};
 use crate::turns::{allow_everyone, header};
-use crate::{config_of, fabric, turn_until};
+use crate::{config_of, turn_until};
 
 /// Where guests see their memory.
 const BASE: u64 = 1 << 32;
@@ -42,17 +42,13 @@ fn configs(host: &Host) -> [LineConfig; 2] {
 
 /// A fabric with both lines, in one order or the other.
 fn start(host: &Host, is_reversed: bool) -> (Fabric, Arc<Keeper>) {
-    let (mut fabric, keeper) = (fabric(), host.attach());
-    fabric.set_keeper(keeper.clone()).unwrap();
     let mut configs = configs(host);
     if is_reversed {
         configs.reverse();
     }
-    for config in &configs {
-        fabric.open_line(config).unwrap();
-    }
+    let (mut fabric, keeper) = host.fabric_of(&configs);
+    // Before its first turn, in which the circuits go on.
     allow_everyone(&mut fabric);
-    keeper.run();
     (fabric, keeper)
 }
 
