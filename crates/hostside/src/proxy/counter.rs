@@ -35,35 +35,35 @@ impl Counter {
     }
 }
 
-/// A counter for each VM.
+/// A counter for each holder: a VM by its full name, or a caller.
 #[derive(Debug, Default)]
 pub(crate) struct Counters(Mutex<HashMap<String, Counter>>);
 
 impl Counters {
-    /// A permit for a VM, by its full name, if fewer than `limit` of its own are out.
-    pub(crate) fn take(&self, vm: &str, limit: u32) -> Option<Permit> {
+    /// A permit for a holder if fewer than `limit` of its own are out.
+    pub(crate) fn take(&self, holder: &str, limit: u32) -> Option<Permit> {
         let mut counters = sys::lock(&self.0);
-        if let Some(counter) = counters.get(vm) {
+        if let Some(counter) = counters.get(holder) {
             return counter.take(limit);
         }
-        // A VM that is new pays for those that are gone, so that the table never outgrows the VMs that exist.
+        // A new holder pays for those that are gone, so that the table never outgrows those that hold something.
         counters.retain(|_, counter| counter.count() > 0);
-        counters.entry(vm.to_owned()).or_default().take(limit)
+        counters.entry(holder.to_owned()).or_default().take(limit)
     }
 }
 
-/// Capacity that VMs share: one of them has a quarter at most, so that it leaves others some.
+/// Capacity that holders share, none of which may have all of it.
 #[derive(Debug, Default)]
 pub(crate) struct Capacity {
     all: Counter,
-    by_vm: Counters,
+    by_holder: Counters,
 }
 
 /// Room for one. Dropping it makes room for another.
 #[derive(Debug)]
 pub(crate) struct Room {
     _of_all: Permit,
-    _of_vm: Permit,
+    _of_holder: Permit,
 }
 
 /// Why there is no room.
@@ -71,18 +71,18 @@ pub(crate) struct Room {
 pub(crate) enum NoRoom {
     /// All of it is taken.
     Full,
-    /// The VM has its quarter.
+    /// The holder has its share.
     Share,
 }
 
 impl Capacity {
-    /// Room for one more of a VM, by its full name, of so many in all.
-    pub(crate) fn take(&self, vm: &str, limit: u32) -> Result<Room, NoRoom> {
+    /// Room for one more of a holder, of `limit` in all and `share` of its own.
+    pub(crate) fn take(&self, holder: &str, limit: u32, share: u32) -> Result<Room, NoRoom> {
         let of_all = self.all.take(limit).ok_or(NoRoom::Full)?;
-        let of_vm = self.by_vm.take(vm, (limit / 4).max(1));
+        let of_holder = self.by_holder.take(holder, share);
         Ok(Room {
             _of_all: of_all,
-            _of_vm: of_vm.ok_or(NoRoom::Share)?,
+            _of_holder: of_holder.ok_or(NoRoom::Share)?,
         })
     }
 }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn each_vm_has_its_own_count_and_those_that_are_gone_leave_nothing() {
+    fn each_holder_has_its_own_count_and_those_that_are_gone_leave_nothing() {
         let counters = Counters::default();
         let web = counters.take("web", 1);
         assert!(web.is_some());

@@ -5,6 +5,7 @@
 //! carried here: see [`udp`]. So is what the guest's agent is to connect to: see [`agent`].
 
 mod agent;
+mod caller;
 mod listen;
 pub mod udp;
 
@@ -32,7 +33,7 @@ use tokio::task::AbortHandle;
 use wire::vsock::SocketType;
 
 use self::listen::{listen, set_mode};
-use super::counter::Counter;
+use super::counter::{Capacity, NoRoom};
 use super::exchange::{DialPlace, MAX_DIALS_OF_PORT};
 use super::identity::{Transport, published_header};
 use super::relay::{CircuitEnd, Socket, relay};
@@ -44,6 +45,9 @@ pub use self::listen::{PublishError, check_address};
 
 /// Connections that one published port carries at once because a header goes before them. Others are the data plane's to count.
 pub const MAX_CARRIED: u32 = 1024;
+
+/// The part of them that one caller may have: one in so many.
+pub const CALLER_SHARE: u32 = 2;
 
 /// The most that wait to be accepted: the system lets one more wait than it is asked for, and fewer at a TCP port.
 const MAX_WAITING: usize = device::BACKLOG as usize + 1;
@@ -252,7 +256,7 @@ impl Published {
             shared: self.shared.clone(),
             publish: sender.subscribe(),
             listener: kept.clone(),
-            carried: Counter::default(),
+            carried: Capacity::default(),
         };
         let task = self.runtime.spawn(async move {
             let result = match listener {
@@ -288,7 +292,7 @@ struct Port {
     publish: watch::Receiver<Arc<Standing>>,
     /// As [`Open`] has it.
     listener: Arc<Listener>,
-    carried: Counter,
+    carried: Capacity,
 }
 
 impl Port {
@@ -360,8 +364,13 @@ impl Port {
             true => published_header(&publish.name, ends, None, Transport::Stream),
             false => Vec::new(),
         };
-        let peer = ends.map(|(peer, _)| peer.to_string());
-        self.carry(publish, stream, Before { header, peer });
+        let peer = ends.map(|(peer, _)| peer);
+        let before = Before {
+            header,
+            caller: caller::at_address(peer),
+            peer: peer.map(|peer| peer.to_string()),
+        };
+        self.carry(publish, stream, before);
     }
 
     async fn serve_unix(&self, listener: UnixListener) -> io::Result<()> {
@@ -381,14 +390,17 @@ impl Port {
             }
             return;
         }
+        let user = stream.peer_cred().ok().map(|peer| peer.uid());
         let header = match publish.proxy_protocol {
-            true => {
-                let user = stream.peer_cred().ok().map(|peer| peer.uid());
-                published_header(&publish.name, None, user, Transport::Stream)
-            }
+            true => published_header(&publish.name, None, user, Transport::Stream),
             false => Vec::new(),
         };
-        self.carry(publish, stream, Before { header, peer: None });
+        let before = Before {
+            header,
+            caller: caller::of_user(user),
+            peer: None,
+        };
+        self.carry(publish, stream, before);
     }
 
     /// Has the data plane carry it. Until it has a place, the next callers stay in the backlog.
@@ -412,13 +424,10 @@ impl Port {
             GuestPort::Vsock(_) => MAX_CARRIED,
             GuestPort::Agent(_) => agent::MAX_CARRIED,
         };
-        let Some(permit) = self.carried.take(limit) else {
-            tracing::warn!(
-                name = publish.name,
-                limit,
-                "a published port carries as many connections as it may"
-            );
-            return;
+        let share = limit / CALLER_SHARE;
+        let permit = match self.carried.take(&before.caller, limit, share) {
+            Ok(permit) => permit,
+            Err(none) => return log_no_room(&publish, none, limit, &before.caller),
         };
         let shared = self.shared.clone();
         tokio::spawn(async move {
@@ -441,6 +450,8 @@ struct Before {
     header: Vec<u8>,
     /// The address that it came from, if it has one.
     peer: Option<String>,
+    /// Whose connection it is, as [`Capacity`] counts them.
+    caller: String,
 }
 
 /// The vsock port, where the data plane can carry the bytes itself.
@@ -472,6 +483,24 @@ async fn carry_to_port(
 fn log_refusal(publish: &Publish, error: &dyn fmt::Display) {
     let (vm, to) = (publish.to.full_name(), &publish.to.port);
     tracing::warn!(name = publish.name, vm, %to, %error, "refused a caller of a published port");
+}
+
+/// Writes down that a caller is turned away, as there is no room for its connection.
+fn log_no_room(publish: &Publish, none: NoRoom, limit: u32, caller: &str) {
+    let name = &publish.name;
+    match none {
+        NoRoom::Full => tracing::warn!(
+            name,
+            limit,
+            "a published port carries as many connections as it may"
+        ),
+        NoRoom::Share => tracing::warn!(
+            name,
+            limit = limit / CALLER_SHARE,
+            caller,
+            "a published port carries as many connections of one caller as it may"
+        ),
+    }
 }
 
 /// A call of a guest for a caller; see [`PublishedCall`].

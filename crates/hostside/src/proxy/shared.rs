@@ -224,7 +224,10 @@ impl Shared {
 
     /// Takes a call, with what it is put through to by what is in force now. One for which there is no room is refused.
     pub(crate) fn take(&self, call: ServiceCall) -> Option<TakenCall> {
-        let room = match self.calls.take(&call.vm.full_name(), MAX_CALLS) {
+        let room = match self
+            .calls
+            .take(&call.vm.full_name(), MAX_CALLS, MAX_CALLS / 4)
+        {
             Ok(room) => room,
             Err(none) => {
                 count(&self.counts.turned_away);
@@ -250,9 +253,10 @@ impl Shared {
     fn service(&self, id: ServiceId, vm: &Address) -> Option<(Arc<Service>, Result<Room, Reason>)> {
         let offered = sys::lock(&self.services);
         let offer = offered.get(&id)?;
+        let limit = offer.service.max_connections;
         let room = offer
             .connections
-            .take(&vm.full_name(), offer.service.max_connections);
+            .take(&vm.full_name(), limit, (limit / 4).max(1));
         let room = room.map_err(|none| match none {
             NoRoom::Full => Reason::ServiceLimit,
             NoRoom::Share => Reason::ServiceShare,

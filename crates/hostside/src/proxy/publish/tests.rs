@@ -222,3 +222,46 @@ fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
     drop(waiting);
     published.close();
 }
+
+/// Connections of the machine at `from` to the one published port.
+fn callers(published: &Published, from: [u8; 4], count: u32) -> Vec<std::net::TcpStream> {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let at = match &*published.open.lock().unwrap()[0].listener {
+        Listener::Tcp(listener) => listener.local_addr().unwrap(),
+        _ => panic!("it listens on TCP"),
+    };
+    let caller = |_| {
+        let caller = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&caller, &SocketAddr::from((from, 0))).unwrap();
+        connect(&caller, &at).unwrap();
+        caller.into()
+    };
+    (0..count).map(caller).collect()
+}
+
+/// The agent's connections are the fewest: half of them are one caller's.
+#[test]
+fn one_caller_leaves_half_of_the_connections_to_others() {
+    let (runtime, published, shared) = published();
+    let (sender, calls) = std::sync::mpsc::channel();
+    assert!(shared.exchange.set(Arc::new(Calls(sender))).is_ok());
+    let mut publish = www(PublishListen::Tcp("127.0.0.1:0".to_owned()));
+    publish.to.port = GuestPort::Agent(wire::agent::forward::Place::Tcp {
+        host: "127.0.0.1".to_owned(),
+        port: 80,
+    });
+    published.set(published.prepare(vec![publish]).unwrap());
+    let share = agent::MAX_CARRIED / CALLER_SHARE;
+    let all_of_one = callers(&published, [127, 0, 0, 1], share);
+    let held: Vec<_> = all_of_one
+        .iter()
+        .map(|_| next_call(&runtime, &calls))
+        .collect();
+    let beyond = callers(&published, [127, 0, 0, 1], 1);
+    let other = callers(&published, [127, 0, 0, 2], 1);
+    // Callers are taken in their order: the one beyond the share has been turned away by then.
+    next_call(&runtime, &calls);
+    assert!(calls.try_recv().is_err());
+    assert!(is_reset(&beyond[0]));
+    drop((held, other));
+}

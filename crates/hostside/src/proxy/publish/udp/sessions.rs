@@ -7,6 +7,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::super::caller::network_of;
 use super::{Datagram, MAX_SESSIONS};
 
 /// A session that may still run.
@@ -23,17 +24,6 @@ pub(super) struct Sessions {
     by_peer: HashMap<SocketAddr, Held>,
     /// How many there are of each network.
     of_network: HashMap<IpAddr, usize>,
-}
-
-/// Whose a session is: all ports of an address are one sender's, and so is an IPv6 /64, of which one host may have every address.
-fn network_of(peer: SocketAddr) -> IpAddr {
-    match peer.ip().to_canonical() {
-        IpAddr::V6(address) => {
-            let network = address.to_bits() & !u128::from(u64::MAX);
-            IpAddr::V6(network.into())
-        }
-        address => address,
-    }
 }
 
 impl Sessions {
@@ -116,18 +106,5 @@ fn leave(of_network: &mut HashMap<IpAddr, usize>, peer: SocketAddr) {
     });
     if left == Some(0) {
         of_network.remove(&network);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sender_is_an_address_or_a_network_of_ipv6() {
-        let network = |peer: &str| network_of(peer.parse().unwrap()).to_string();
-        assert_eq!(network("192.0.2.1:53"), "192.0.2.1");
-        assert_eq!(network("[::ffff:192.0.2.1]:53"), "192.0.2.1");
-        assert_eq!(network("[2001:db8:1:2:3:4:5:6]:53"), "2001:db8:1:2::");
     }
 }
