@@ -7,19 +7,38 @@ use vsock::Limits;
 
 use crate::input::InputError;
 
+/// What a limit's number may be, and where it stands. Where the least is 0, that means none at all.
+struct Limit {
+    least: u64,
+    most: u64,
+    get: fn(&Limits) -> u64,
+    set: fn(&mut Limits, u64),
+}
+
 macro_rules! limits {
-    ($($key:literal $member:literal $bounds:expr;)+) => {
+    ($($key:literal $member:literal $field:ident $least:expr, $most:expr;)+) => {
+        /// How many limits there are.
+        const COUNT: usize = [$($key),+].len();
+
+        /// The names of limits in the order of the table, in one of their spellings.
+        pub type LimitNames = [&'static str; COUNT];
+
         /// The limits that a person may set, as they are written in the configuration file.
-        pub const LIMIT_KEYS: [&str; 7] = [$($key),+];
+        pub const LIMIT_KEYS: LimitNames = [$($key),+];
 
         /// The same on the command line, as TOML would have them in one line.
-        pub(crate) const LIMIT_OPTIONS: [&str; 7] = [$(concat!("limits.", $key)),+];
+        pub(crate) const LIMIT_OPTIONS: LimitNames = [$(concat!("limits.", $key)),+];
 
         /// The same as members of JSON objects.
-        pub const LIMIT_MEMBERS: [&str; 7] = [$($member),+];
+        pub const LIMIT_MEMBERS: LimitNames = [$($member),+];
 
-        /// The least and the most of each, in this order. Where the least is 0, that means none at all.
-        const BOUNDS: [(u64, u64); 7] = [$($bounds),+];
+        const LIMITS: [Limit; COUNT] = [$(Limit {
+            least: $least,
+            most: $most,
+            get: |limits| limits.$field.into(),
+            // What is in bounds fits.
+            set: |limits, value| limits.$field = value.try_into().unwrap_or_default(),
+        }),+];
     };
 }
 
@@ -27,20 +46,20 @@ macro_rules! limits {
 const MILLION: u64 = 1_000_000;
 
 limits! {
-    "circuits" "circuits" (0, MILLION);
-    "half-open-circuits" "half_open_circuits" (0, MILLION);
+    "circuits" "circuits" circuits 0, MILLION;
+    "half-open-circuits" "half_open_circuits" half_open 0, MILLION;
     // With 0 each circuit still has the 16 KiB that it always has.
-    "buffered-bytes" "buffered_bytes" (0, 1 << 40);
-    "buffered-messages" "buffered_messages" (1, 16 * MILLION);
-    "connects-per-second" "connects_per_second" (0, MILLION);
-    "host-connects-per-second" "host_connects_per_second" (0, MILLION);
+    "buffered-bytes" "buffered_bytes" line_grant_bytes 0, 1 << 40;
+    "buffered-messages" "buffered_messages" kept_messages 1, 16 * MILLION;
+    "connects-per-second" "connects_per_second" connects_per_second 0, MILLION;
+    "host-connects-per-second" "host_connects_per_second" host_connects_per_second 0, MILLION;
     // A guest that could not even announce credit could not receive: what it may say is bounded, and not forbidden.
-    "control-messages-per-second" "control_messages_per_second" (1000, 10 * MILLION);
+    "control-messages-per-second" "control_messages_per_second" controls_per_second 1000, 10 * MILLION;
 }
 
 /// The name of each limit as a member of JSON objects, with the least and the most that it can be.
 pub fn bounds() -> impl Iterator<Item = (&'static str, RangeInclusive<u64>)> {
-    let bounds = BOUNDS.iter().map(|(least, most)| *least..=*most);
+    let bounds = LIMITS.iter().map(|limit| limit.least..=limit.most);
     LIMIT_MEMBERS.into_iter().zip(bounds)
 }
 
@@ -50,7 +69,7 @@ pub fn bounds() -> impl Iterator<Item = (&'static str, RangeInclusive<u64>)> {
 /// [`InputError::UnknownKey`] when there is none of this name, [`InputError::Limit`] when it cannot have this value.
 pub fn set(
     limits: &mut Limits,
-    names: &'static [&'static str; 7],
+    names: &'static LimitNames,
     name: &str,
     value: u64,
 ) -> Result<(), InputError> {
@@ -59,21 +78,11 @@ pub fn set(
         key: name.to_owned(),
         valid: names.to_vec(),
     })?;
-    let (least, most) = BOUNDS[index];
-    if !(least..=most).contains(&value) {
+    let limit = &LIMITS[index];
+    if !(limit.least..=limit.most).contains(&value) {
         return Err(out_of_bounds(index, value.to_string()));
     }
-    // The bounds of all but the second are below 2^32.
-    let number = u32::try_from(value).unwrap_or(u32::MAX);
-    match index {
-        0 => limits.circuits = number,
-        1 => limits.half_open = number,
-        2 => limits.line_grant_bytes = value,
-        3 => limits.kept_messages = number,
-        4 => limits.connects_per_second = number,
-        5 => limits.host_connects_per_second = number,
-        _ => limits.controls_per_second = number,
-    }
+    (limit.set)(limits, value);
     Ok(())
 }
 
@@ -83,7 +92,7 @@ pub fn set(
 /// As [`set`], and [`InputError::Limit`] when the value is no whole number.
 pub fn set_in_words(
     limits: &mut Limits,
-    names: &'static [&'static str; 7],
+    names: &'static LimitNames,
     name: &str,
     value: &str,
 ) -> Result<(), InputError> {
@@ -94,16 +103,8 @@ pub fn set_in_words(
 }
 
 /// The values of the limits, in the order of [`LIMIT_KEYS`].
-pub fn values(limits: &Limits) -> [u64; 7] {
-    [
-        limits.circuits.into(),
-        limits.half_open.into(),
-        limits.line_grant_bytes,
-        limits.kept_messages.into(),
-        limits.connects_per_second.into(),
-        limits.host_connects_per_second.into(),
-        limits.controls_per_second.into(),
-    ]
+pub fn values(limits: &Limits) -> [u64; COUNT] {
+    LIMITS.map(|limit| (limit.get)(limits))
 }
 
 /// The limits as members of a JSON object.
@@ -133,12 +134,12 @@ pub fn parse_member(text: &str) -> Result<(String, u64), InputError> {
 }
 
 fn out_of_bounds(index: usize, value: String) -> InputError {
-    let (least, most) = BOUNDS[index];
+    let limit = &LIMITS[index];
     InputError::Limit {
         key: LIMIT_KEYS[index],
         value,
-        least,
-        most,
+        least: limit.least,
+        most: limit.most,
     }
 }
 
@@ -152,7 +153,7 @@ mod tests {
             .into_iter()
             .flat_map(|names| (0..names.len()).map(move |index| (names, index)))
         {
-            let (least, most) = BOUNDS[index];
+            let Limit { least, most, .. } = LIMITS[index];
             for value in [least, most] {
                 let mut limits = Limits::default();
                 let mut expected = values(&limits);
@@ -172,8 +173,8 @@ mod tests {
 
     #[test]
     fn the_defaults_are_within_their_bounds() {
-        for (value, (least, most)) in values(&Limits::default()).into_iter().zip(BOUNDS) {
-            assert!((least..=most).contains(&value));
+        for (value, limit) in values(&Limits::default()).into_iter().zip(LIMITS) {
+            assert!((limit.least..=limit.most).contains(&value));
         }
     }
 

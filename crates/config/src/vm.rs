@@ -7,7 +7,7 @@ use vsock::Limits;
 
 use crate::input::{InputError, check_cid, parse_cid};
 use crate::keys::Keys;
-use crate::limits::{LIMIT_KEYS, LIMIT_MEMBERS, LIMIT_OPTIONS, set, set_in_words};
+use crate::limits::{LIMIT_KEYS, LIMIT_MEMBERS, LIMIT_OPTIONS, LimitNames, set, set_in_words};
 use crate::source::{Reading, Source, Table, Value, integer};
 use crate::{
     Chardev, ChardevRequest, GroupRequest, VmRequest, VmmSocket, WindowsSpec, parse_windows,
@@ -128,7 +128,7 @@ impl Source<'_> {
         self.refuse(value.span(), set)
     }
 
-    fn limit_names(&self) -> &'static [&'static str; 7] {
+    fn limit_names(&self) -> &'static LimitNames {
         match self.is_request() {
             true => &LIMIT_MEMBERS,
             false => &LIMIT_KEYS,
