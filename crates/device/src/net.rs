@@ -314,7 +314,7 @@ impl NetFabric {
         let port = &mut self.ports[number];
         self.networks[network]
             .bridge
-            .configure_port(port.id, config)?;
+            .configure_port(self.now, port.id, config)?;
         port.set_moderation(moderation);
         Ok(())
     }

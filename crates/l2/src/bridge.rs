@@ -168,12 +168,18 @@ impl Bridge {
         Ok(id)
     }
 
-    /// Changes a port. What was learned behind it is forgotten; it counts on.
-    pub fn configure_port(&mut self, id: PortId, config: PortConfig) -> Result<(), AddPortError> {
+    /// Changes a port. What was learned behind it stays, as far as it may still use that; it counts on.
+    pub fn configure_port(
+        &mut self,
+        now: Time,
+        id: PortId,
+        config: PortConfig,
+    ) -> Result<(), AddPortError> {
         if !self.ports.contains(id.0.into()) {
             return Err(AddPortError::NoSuchPort);
         }
         self.check_config(&config, Some(id))?;
+        self.forget_what_is_not_of(now, id, &config);
         self.unassign(id);
         self.assign(id, &config);
         self.gates[usize::from(id.0)].set_config(&config);
@@ -184,6 +190,8 @@ impl Bridge {
     /// Removes a port with everything that is known of it, and says what it has counted.
     pub fn remove_port(&mut self, id: PortId) -> Option<PortCounters> {
         let counters = self.counters(id)?;
+        self.learned.forget(id);
+        self.bindings.forget(id);
         self.unassign(id);
         self.ports.remove(id.0.into());
         self.gates[usize::from(id.0)] = Gate::NONE;

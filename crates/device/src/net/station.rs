@@ -40,7 +40,7 @@ impl NetFabric {
         let network = &mut self.networks[index];
         let id = match &network.station {
             Some(known) => {
-                network.bridge.configure_port(known.id, port)?;
+                network.bridge.configure_port(self.now, known.id, port)?;
                 known.id
             }
             None => network.bridge.add_port(port)?,

@@ -6,7 +6,7 @@ use policy::Time;
 use wire::ethernet::MacAddress;
 
 use super::filter::made_of;
-use super::{AddPortError, Bridge, Ipv6Guard, PortConfig, PortId};
+use super::{AddPortError, Bridge, Ipv6Guard, PortConfig, PortId, PortKind, VlanId};
 
 /// Whose an IP address is.
 #[derive(Debug, Clone, Copy)]
@@ -79,10 +79,29 @@ impl Bridge {
         }
     }
 
-    /// Takes everything from a port, assigned or learned.
+    /// Forgets what a port uses and could not as `config` has it. What it may use is its own as before: another guest could take it otherwise.
+    pub(super) fn forget_what_is_not_of(&mut self, now: Time, id: PortId, config: &PortConfig) {
+        let before = &self.ports[id.0.into()].config;
+        if (before.kind, before.mac) != (config.kind, config.mac) {
+            self.learned.forget(id);
+            self.bindings.forget(id);
+            return;
+        }
+        let is_in = |vlan| config.vlan.contains(vlan);
+        self.learned.retain(now, id, config.learned_max, |key| {
+            VlanId::new((key >> 48) as u16).is_some_and(is_in)
+        });
+        let guard = config.ipv6_guard.as_ref();
+        let max = guard.map_or(0, |guard| guard.addresses_max);
+        self.bindings.retain(now, id, max, |(vlan, address)| {
+            is_in(*vlan)
+                && guard
+                    .is_some_and(|guard| config.kind == PortKind::Uplink || guard.allows(*address))
+        });
+    }
+
+    /// Takes from a port what is assigned to it.
     pub(super) fn unassign(&mut self, id: PortId) {
-        self.learned.forget(id);
-        self.bindings.forget(id);
         let Some(port) = self.ports.get(id.0.into()) else {
             return;
         };

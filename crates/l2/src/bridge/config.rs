@@ -174,6 +174,12 @@ pub struct Ipv6Guard {
 impl Ipv6Guard {
     /// The most prefixes.
     pub const PREFIXES_MAX: usize = 8;
+
+    /// Whether a guest may use this address if no other does.
+    pub(super) fn allows(&self, address: Ipv6Addr) -> bool {
+        Ipv6Prefix::LINK_LOCAL.contains(address)
+            || self.prefixes.iter().any(|prefix| prefix.contains(address))
+    }
 }
 
 impl Default for Ipv6Guard {

@@ -16,7 +16,7 @@ use wire::ethernet::{
 };
 
 use super::owners::Claim;
-use super::{Bridge, Ipv6Prefix, PortId, PortKind, Refusal, Vlan, VlanId, learned_key};
+use super::{Bridge, PortId, PortKind, Refusal, Vlan, VlanId, learned_key};
 
 pub(super) const DHCP_SERVER: u16 = 67;
 pub(super) const DHCP_CLIENT: u16 = 68;
@@ -257,9 +257,7 @@ impl Bridge {
         if address.is_multicast() || address.is_loopback() {
             return Err(Refusal::Ipv6Source);
         }
-        let allowed = Ipv6Prefix::LINK_LOCAL.contains(address)
-            || guard.prefixes.iter().any(|prefix| prefix.contains(address));
-        if !allowed || guard.addresses_max == 0 {
+        if !guard.allows(address) || guard.addresses_max == 0 {
             return Err(Refusal::Ipv6Source);
         }
         // An address that a host would make of another port's MAC address is that port's, also before it has started.

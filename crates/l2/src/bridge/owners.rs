@@ -71,6 +71,13 @@ struct Slot<K> {
     newer: u32,
 }
 
+impl<K> Slot<K> {
+    #[inline]
+    fn is_held(&self, now: Time, ageing: Duration) -> bool {
+        now.saturating_sub(self.seen) < ageing || now < self.kept
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct List {
     oldest: u32,
@@ -127,7 +134,6 @@ impl<K: Copy + Eq + Hash> Owners<K> {
     }
 
     /// How many addresses a port has, of those also that are too old.
-    #[cfg(test)]
     pub(super) fn count(&self, port: PortId) -> u32 {
         self.lists.get(usize::from(port.0)).map_or(0, count_of)
     }
@@ -145,7 +151,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
 
     #[inline]
     fn is_held(&self, now: Time, slot: &Slot<K>) -> bool {
-        now.saturating_sub(slot.seen) < self.ageing || now < slot.kept
+        slot.is_held(now, self.ageing)
     }
 
     /// An address that is `port`'s stays so until then, also if it is not seen, and makes room for no other. While [`KEPT_MAX`] are kept, a further
@@ -304,11 +310,32 @@ impl<K: Copy + Eq + Hash> Owners<K> {
 
     /// Forgets the addresses that are meant, of every port. Takes time in proportion to all there are.
     pub(super) fn forget_keys(&mut self, is_meant: impl Fn(&K) -> bool) {
+        self.forget_slots(|slot| is_meant(&slot.key));
+    }
+
+    /// Leaves a port those of its addresses that are meant, `max` of them at most: its oldest ones go first. Takes time in proportion to
+    /// all there are.
+    pub(super) fn retain(
+        &mut self,
+        now: Time,
+        port: PortId,
+        max: u16,
+        is_meant: impl Fn(&K) -> bool,
+    ) {
+        let ageing = self.ageing;
+        let stays = |slot: &Slot<K>| slot.is_held(now, ageing) && is_meant(&slot.key);
+        self.forget_slots(|slot| slot.port == port && !stays(slot));
+        while self.count(port) > max.into() {
+            self.remove_oldest(port);
+        }
+    }
+
+    fn forget_slots(&mut self, is_meant: impl Fn(&Slot<K>) -> bool) {
         let meant: Vec<u32> = self
             .by_key
-            .iter()
-            .filter(|(key, _)| is_meant(key))
-            .map(|(_, index)| *index)
+            .values()
+            .copied()
+            .filter(|index| is_meant(&self.slots[*index as usize]))
             .collect();
         meant.into_iter().for_each(|index| self.remove(index));
     }

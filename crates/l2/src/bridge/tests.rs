@@ -449,7 +449,9 @@ fn a_network_has_a_last_port() {
 #[test]
 fn a_port_can_be_changed_as_a_whole_or_not_at_all() {
     let mut world = World::guests(2);
-    let taken = world.bridge.configure_port(A, PortConfig::guest(mac(2)));
+    let taken = world
+        .bridge
+        .configure_port(world.now, A, PortConfig::guest(mac(2)));
     assert_eq!(
         taken,
         Err(AddPortError::MacTaken {
@@ -459,7 +461,9 @@ fn a_port_can_be_changed_as_a_whole_or_not_at_all() {
     );
     assert_eq!(world.receivers(A, &plain(mac(2), mac(1))), [B]);
     assert_eq!(
-        world.bridge.configure_port(A, PortConfig::guest(mac(7))),
+        world
+            .bridge
+            .configure_port(world.now, A, PortConfig::guest(mac(7))),
         Ok(())
     );
     assert_eq!(
@@ -469,7 +473,9 @@ fn a_port_can_be_changed_as_a_whole_or_not_at_all() {
     assert_eq!(world.receivers(A, &plain(mac(2), mac(7))), [B]);
     assert_eq!(world.receivers(B, &plain(mac(7), mac(2))), [A]);
     assert_eq!(
-        world.bridge.configure_port(C, PortConfig::guest(mac(8))),
+        world
+            .bridge
+            .configure_port(world.now, C, PortConfig::guest(mac(8))),
         Err(AddPortError::NoSuchPort)
     );
     assert_eq!(

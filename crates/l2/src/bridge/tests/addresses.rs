@@ -273,8 +273,13 @@ fn room_for_learned_addresses_is_reserved() {
         }
     );
     world.add(sized(20));
-    assert!(world.bridge.configure_port(A, sized(61)).is_err());
-    assert_eq!(world.bridge.configure_port(A, sized(10)), Ok(()));
+    assert!(
+        world
+            .bridge
+            .configure_port(world.now, A, sized(61))
+            .is_err()
+    );
+    assert_eq!(world.bridge.configure_port(world.now, A, sized(10)), Ok(()));
     assert!(world.bridge.remove_port(B).is_some());
     world.add(sized(70));
     assert_eq!(

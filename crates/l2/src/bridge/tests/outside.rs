@@ -401,7 +401,10 @@ fn what_is_assigned_to_an_uplink_is_no_guests() {
         },
         ..world.bridge.config(uplink).unwrap().clone()
     };
-    world.bridge.configure_port(uplink, trunk).unwrap();
+    world
+        .bridge
+        .configure_port(world.now, uplink, trunk)
+        .unwrap();
     assert_eq!(world.refusal(A, &advertise(1, ipv6(1))), TAKEN);
 }
 

@@ -84,6 +84,7 @@ fn a_rate_of_none_lets_none_pass() {
     world
         .bridge
         .configure_port(
+            world.now,
             A,
             PortConfig {
                 rates,
@@ -108,6 +109,7 @@ fn a_port_that_sends_too_much_rests_and_loses_nothing() {
     world
         .bridge
         .configure_port(
+            world.now,
             A,
             PortConfig {
                 rates,
@@ -141,6 +143,7 @@ fn bytes_have_a_rate_of_their_own_and_refused_frames_cost_as_much() {
     world
         .bridge
         .configure_port(
+            world.now,
             A,
             PortConfig {
                 rates,
@@ -182,12 +185,16 @@ fn a_change_of_other_things_does_not_pay_a_debt() {
         rates,
         ..PortConfig::guest(mac(1))
     };
-    world.bridge.configure_port(A, config.clone()).unwrap();
+    world
+        .bridge
+        .configure_port(world.now, A, config.clone())
+        .unwrap();
     let frame = plain(BROADCAST, mac(1));
     assert_eq!(taken(&mut world, A, &frame, Refusal::BroadcastRate), 5);
     world
         .bridge
         .configure_port(
+            world.now,
             A,
             PortConfig {
                 ipv4: Some(ipv4(1)),
@@ -205,6 +212,7 @@ fn a_change_of_other_things_does_not_pay_a_debt() {
     world
         .bridge
         .configure_port(
+            world.now,
             A,
             PortConfig {
                 rates,
@@ -219,7 +227,7 @@ fn a_change_of_other_things_does_not_pay_a_debt() {
     };
     world
         .bridge
-        .configure_port(A, PortConfig { rates, ..config })
+        .configure_port(world.now, A, PortConfig { rates, ..config })
         .unwrap();
     assert_eq!(taken(&mut world, A, &frame, Refusal::BroadcastRate), 6);
 }

@@ -124,10 +124,24 @@ impl Model {
         to != sent.from && target.is_up && member && !separated
     }
 
-    /// What has to become of a frame; the model learns from it.
-    fn send(&mut self, now: Time, sent: &Sent) -> Expected {
+    fn forget_aged(&mut self, now: Time) {
         self.learned
             .retain(|learned| now - learned.seen < self.ageing);
+    }
+
+    /// Forgets the address of a port that has been out of use for longest, one that is known only if there is no other.
+    fn forget_oldest(&mut self, number: u16) {
+        let position = |is_known| {
+            let mut learned = self.learned.iter();
+            learned.position(|learned| learned.port == number && learned.known == is_known)
+        };
+        let oldest = position(false).or_else(|| position(true)).unwrap();
+        self.learned.remove(oldest);
+    }
+
+    /// What has to become of a frame; the model learns from it.
+    fn send(&mut self, now: Time, sent: &Sent) -> Expected {
+        self.forget_aged(now);
         let Some(from) = self.port(sent.from).filter(|port| port.is_up) else {
             return Expected::Refused;
         };
@@ -201,16 +215,7 @@ impl Model {
             .filter(|learned| learned.port == sent.from)
             .count();
         if own >= max {
-            let oldest = self
-                .learned
-                .iter()
-                .position(|learned| learned.port == sent.from && !learned.known)
-                .or_else(|| {
-                    let mut learned = self.learned.iter();
-                    learned.position(|learned| learned.port == sent.from)
-                })
-                .unwrap();
-            self.learned.remove(oldest);
+            self.forget_oldest(sent.from);
         }
         self.learned.push(Learned {
             vlan,
@@ -348,8 +353,13 @@ impl Simulation {
             }
             2 => {
                 let config = self.some_config();
-                if self.world.bridge.configure_port(id, config.clone()).is_ok() {
-                    self.forget(number);
+                if self
+                    .world
+                    .bridge
+                    .configure_port(self.world.now, id, config.clone())
+                    .is_ok()
+                {
+                    self.keep_learned(number, &config);
                     self.assign(&config);
                     let port = self.model.ports[usize::from(number)].as_mut().unwrap();
                     if port.config.rates != config.rates {
@@ -401,6 +411,24 @@ impl Simulation {
 
     fn forget(&mut self, number: u16) {
         self.model.learned.retain(|learned| learned.port != number);
+    }
+
+    /// What a port has learned stays, as far as its new configuration allows it.
+    fn keep_learned(&mut self, number: u16, config: &PortConfig) {
+        let before = &self.model.port(number).unwrap().config;
+        if (before.kind, before.mac) != (config.kind, config.mac) {
+            return self.forget(number);
+        }
+        self.model.forget_aged(self.world.now);
+        self.model.learned.retain(|learned| {
+            let vlan = VlanId::new(learned.vlan).unwrap();
+            learned.port != number || config.vlan.contains(vlan)
+        });
+        let own = self.model.learned.iter();
+        let own = own.filter(|learned| learned.port == number).count();
+        for _ in usize::from(config.learned_max)..own {
+            self.model.forget_oldest(number);
+        }
     }
 
     fn assign(&mut self, config: &PortConfig) {

@@ -51,7 +51,7 @@ fn a_guest_keeps_to_its_prefixes() {
         ipv6_guard: Some(guard),
         ..PortConfig::guest(mac(1))
     };
-    world.bridge.configure_port(A, config).unwrap();
+    world.bridge.configure_port(world.now, A, config).unwrap();
     for (source, expected) in [
         ("2001:db8::1", None),
         ("ff02::1", Some(Refusal::Ipv6Source)),
@@ -113,6 +113,34 @@ fn an_ipv6_address_is_whoevers_was_first() {
     // Whose link goes down holds nothing back.
     world.bridge.set_link(B, false);
     assert_eq!(world.refusal(A, &packet(1, ipv6(50))), None);
+}
+
+/// A reload of the configuration gives no guest the chance to take what another uses.
+#[test]
+fn a_port_that_changes_keeps_the_addresses_that_it_may_still_use() {
+    let mut world = world();
+    let packet = |from: u8, source| ipv6_packet(mac(9), mac(from), source, 17, &udp((5, 5)));
+    let link_local: Ipv6Addr = "fe80::50".parse().unwrap();
+    assert_eq!(world.refusal(A, &packet(1, ipv6(50))), None);
+    world.now += SECOND;
+    assert_eq!(world.refusal(A, &packet(1, link_local)), None);
+    let mut slower = guarded(1);
+    slower.rates.broadcasts_per_second = 7;
+    let mut configure = |config| {
+        let now = world.now;
+        world.bridge.configure_port(now, A, config).unwrap();
+        [ipv6(50), link_local].map(|source| world.refusal(B, &packet(2, source)))
+    };
+    let taken = Some(Refusal::Ipv6Taken);
+    assert_eq!(configure(slower), [taken, taken]);
+    // As many as are allowed from now on: the oldest is another's to take.
+    let mut fewer = guarded(1);
+    fewer.ipv6_guard.as_mut().unwrap().addresses_max = 1;
+    assert_eq!(configure(fewer), [None, taken]);
+    // In another VLAN it has none.
+    let mut elsewhere = guarded(1);
+    elsewhere.vlan = Vlan::Access(VlanId::new(7).unwrap());
+    assert_eq!(configure(elsewhere), [None, None]);
 }
 
 #[test]
