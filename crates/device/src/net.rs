@@ -25,6 +25,7 @@ mod control;
 mod cost;
 mod deliver;
 mod drain;
+mod handover;
 mod model;
 mod moderation;
 mod notify;
@@ -58,6 +59,7 @@ pub use self::views::{NetPortSnapshot, NetworkSnapshot, StationSnapshot, UplinkS
 use self::capture::Captures;
 use self::deliver::Scratch;
 use self::drain::Batch;
+use self::handover::Handover;
 use self::port::{Port, is_transmit};
 use self::station::NetStation;
 use self::uplink::Uplink;
@@ -152,6 +154,8 @@ pub struct NetFabric {
     mailbox: Mailbox,
     /// Where VMMs' connections are kept for a successor.
     keeper: Option<Arc<Keeper>>,
+    /// What is written down for that one.
+    handover: Handover,
     messages: Receiver<Message>,
     happened: Vec<(Token, EventFlags)>,
     /// Rings whose guests have sent something, in turn: the place of the port, and the ring.
@@ -194,6 +198,7 @@ impl NetFabric {
             next_generation: 0,
             mailbox,
             keeper: None,
+            handover: Handover::default(),
             messages,
             happened: Vec::new(),
             ready: VecDeque::new(),
@@ -217,9 +222,14 @@ impl NetFabric {
         self.spin = Spin::new(limit);
     }
 
-    /// Keeps VMMs' connections for a successor, and goes on with what a predecessor kept, on ports that are opened from now on.
-    pub fn set_keeper(&mut self, keeper: Arc<Keeper>) {
+    /// Keeps VMMs' connections for a successor, and goes on with what a predecessor kept, in networks that are made from now on.
+    ///
+    /// # Errors
+    /// When what is kept is a later version's, or there is no memory to write in.
+    pub fn set_keeper(&mut self, keeper: Arc<Keeper>) -> io::Result<()> {
+        self.handover = Handover::of(&keeper)?;
         self.keeper = Some(keeper);
+        Ok(())
     }
 
     /// Takes this many frames from a ring at a time, at most [`MAX_BATCH`](Self::MAX_BATCH).
@@ -242,9 +252,13 @@ impl NetFabric {
         }
         // Guests choose which addresses are learned, so that they may not know where those come to lie in a table.
         let seed = RandomState::new().hash_one(name);
+        let mut bridge = Bridge::new(limits, seed);
+        if self.handover.is_in_use() {
+            bridge.record_changes();
+        }
         self.networks.insert(Network {
             name: name.to_owned(),
-            bridge: Bridge::new(limits, seed),
+            bridge,
             behind: Vec::new(),
             station: None,
             uplink: None,
@@ -261,6 +275,7 @@ impl NetFabric {
         }
         self.captures.forget_network(network);
         self.networks.remove(network);
+        self.forget_written(network);
         Ok(())
     }
 
@@ -279,7 +294,7 @@ impl NetFabric {
         let id = self.networks[network].bridge.add_port(config.bridge)?;
         let number = self.ports.insert(Port {
             generation: 0,
-            vm: config.vm,
+            vm: config.vm.clone(),
             network,
             id,
             path: config.vhost_user,
@@ -297,8 +312,12 @@ impl NetFabric {
             counters: PortCounters::default(),
             debt: Default::default(),
         });
-        let network = &mut self.networks[network];
-        network.put_behind(id, Some(Behind::Guest(number)));
+        self.networks[network].put_behind(id, Some(Behind::Guest(number)));
+        if !self.inherit(network, id, Some(&config.vm)) {
+            self.networks[network].bridge.set_link(id, false);
+            self.note_link(number, false);
+            return Ok(());
+        }
         self.listen(number).inspect_err(|_| self.close_port(number))
     }
 
@@ -330,6 +349,7 @@ impl NetFabric {
     /// shows the guest that the cable is out.
     pub fn set_link(&mut self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
         let (network, number) = self.port_named(network, vm)?;
+        self.note_link(number, up);
         let port = &self.ports[number];
         self.networks[network].bridge.set_link(port.id, up);
         match (up, port.frontend.is_some()) {
@@ -342,6 +362,8 @@ impl NetFabric {
 
     /// Closes every port and removes every network, for good.
     pub fn stop(&mut self) {
+        // What is written down stays as it is, for a successor.
+        self.handover = Handover::default();
         let ports: Vec<usize> = self.ports.iter().map(|(number, _)| number).collect();
         for number in ports {
             self.close_port(number);
@@ -378,6 +400,7 @@ impl NetFabric {
             }
         }
         self.answer_guests();
+        self.note_rest();
         Ok(())
     }
 
@@ -476,6 +499,7 @@ impl NetFabric {
     fn close_port(&mut self, number: usize) {
         self.hang_up(number);
         self.captures.forget_port(number);
+        self.note_link(number, true);
         let port = self.ports.remove(number);
         let network = &mut self.networks[port.network];
         network.bridge.remove_port(port.id);

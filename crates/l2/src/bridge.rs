@@ -29,6 +29,7 @@ mod refusal;
 mod shortcut;
 #[cfg(test)]
 mod tests;
+mod used;
 mod vlan;
 
 use core::net::{IpAddr, Ipv6Addr};
@@ -49,6 +50,7 @@ use port::{Gate, Port, Storm, reaches};
 pub use config::{AddPortError, BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig, PortKind, Rates};
 pub use port::PortCounters;
 pub use refusal::Refusal;
+pub use used::{Used, UsedAddress};
 pub use vlan::{Tagging, Vlan, VlanId, VlanSet};
 
 /// A port of a network, by its number. Numbers of ports that are gone are used again.

@@ -67,7 +67,7 @@ impl Running {
         fabric.set_spin(of.spin);
         fabric.set_batch(of.batch.unwrap_or(NetFabric::MAX_BATCH));
         if let Some(keeper) = &of.keeper {
-            fabric.set_keeper(keeper.clone());
+            fabric.set_keeper(keeper.clone())?;
         }
         let (orders, thread) = Orders::start("net", fabric)?;
         Ok(Running { orders, thread })

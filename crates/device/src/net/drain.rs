@@ -278,6 +278,7 @@ fn frame_len(chain_len: usize) -> Option<usize> {
 impl NetFabric {
     /// Copies the frames of the batch to where they go, one destination after the other: each ring is touched once.
     pub(super) fn pass_on(&mut self, network: usize, from: PortId, source: &Source<'_>) {
+        self.note_used(network);
         while let Some((destination, list)) = self.batch.next_destination() {
             self.deliver(destination, &list, source);
             self.batch.give_back(destination, list);

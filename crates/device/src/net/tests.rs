@@ -1,5 +1,6 @@
 mod capture;
 mod cost;
+mod handover;
 mod hostile;
 mod lifecycle;
 mod offloads;

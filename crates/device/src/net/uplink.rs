@@ -331,6 +331,7 @@ impl NetFabric {
         let index = self.network_named(network)?;
         self.networks[index].close_uplink();
         let id = self.networks[index].bridge.add_port(port)?;
+        self.inherit(index, id, None);
         self.open_uplink(index, id, device).inspect_err(|_| {
             self.networks[index].bridge.remove_port(id);
         })

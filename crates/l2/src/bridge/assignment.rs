@@ -6,7 +6,7 @@ use policy::Time;
 use wire::ethernet::MacAddress;
 
 use super::filter::made_of;
-use super::{AddPortError, Bridge, Ipv6Guard, PortConfig, PortId, PortKind, VlanId};
+use super::{AddPortError, Bridge, Ipv6Guard, PortConfig, PortId, Used};
 
 /// Whose an IP address is.
 #[derive(Debug, Clone, Copy)]
@@ -87,17 +87,14 @@ impl Bridge {
             self.bindings.forget(id);
             return;
         }
-        let is_in = |vlan| config.vlan.contains(vlan);
+        let is_allowed = |used: Used| used.is_allowed(config);
         self.learned.retain(now, id, config.learned_max, |key| {
-            VlanId::new((key >> 48) as u16).is_some_and(is_in)
+            Used::mac(*key).is_some_and(is_allowed)
         });
         let guard = config.ipv6_guard.as_ref();
         let max = guard.map_or(0, |guard| guard.addresses_max);
-        self.bindings.retain(now, id, max, |(vlan, address)| {
-            is_in(*vlan)
-                && guard
-                    .is_some_and(|guard| config.kind == PortKind::Uplink || guard.allows(*address))
-        });
+        self.bindings
+            .retain(now, id, max, |key| is_allowed(Used::ipv6(*key)));
     }
 
     /// Takes from a port what is assigned to it.

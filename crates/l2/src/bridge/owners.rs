@@ -54,6 +54,8 @@ pub(super) struct Owners<K> {
     ageing: Duration,
     /// How much too old the time of an address' last use may be.
     coarse: Duration,
+    /// Addresses whose owner may have changed, if that is recorded.
+    changed: Option<Vec<K>>,
 }
 
 #[derive(Debug)]
@@ -130,7 +132,32 @@ impl<K: Copy + Eq + Hash> Owners<K> {
             lists: Vec::new(),
             ageing,
             coarse: (ageing / 8).min(Duration::from_secs(1)),
+            changed: None,
         }
+    }
+
+    pub(super) fn record_changes(&mut self) {
+        self.changed.get_or_insert_default();
+    }
+
+    pub(super) fn take_changed(&mut self) -> Vec<K> {
+        self.changed
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    fn note(&mut self, key: K) {
+        if let Some(changed) = &mut self.changed {
+            changed.push(key);
+        }
+    }
+
+    /// Who has an address, and for how long it is kept.
+    pub(super) fn user(&self, now: Time, key: K) -> Option<(PortId, Duration)> {
+        let slot = &self.slots[*self.by_key.get(&key)? as usize];
+        let kept = slot.kept.saturating_sub(now);
+        self.is_held(now, slot).then_some((slot.port, kept))
     }
 
     /// How many addresses a port has, of those also that are too old.
@@ -162,6 +189,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         };
         slot.kept = until;
         let was_kept = slot.list == KEPT;
+        self.note(key);
         let index = self.by_key[&key];
         if !was_kept && until > now {
             self.release(now, port);
@@ -294,6 +322,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         }) as u32;
         self.by_key.insert(key, index);
         self.link(index);
+        self.note(key);
     }
 
     /// Forgets all addresses of a port.
@@ -355,6 +384,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         self.unlink(index);
         let slot = self.slots.remove(index as usize);
         self.by_key.remove(&slot.key);
+        self.note(slot.key);
     }
 
     /// Puts a slot at the new end of its list.

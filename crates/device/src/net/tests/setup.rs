@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use guestmem::guest::{GuestMemory, Range, RegionSpec};
 use guestmem_driver::{Arena, DriverQueue};
+use keeper::Keeper;
 use l2::bridge::{BridgeLimits, PortConfig};
 use rustix::event::{EventfdFlags, eventfd};
 use wire::ethernet::MacAddress;
@@ -178,11 +179,21 @@ impl Setup {
     }
 
     pub(super) fn with_mtu(mtu: u16) -> Setup {
-        let mut fabric = NetFabric::new().unwrap();
         let limits = BridgeLimits {
             mtu,
             ..BridgeLimits::default()
         };
+        Setup::of(NetFabric::new().unwrap(), limits)
+    }
+
+    /// A network of a daemon that goes on with what this keeper has.
+    pub(super) fn kept(keeper: Arc<Keeper>) -> Setup {
+        let mut fabric = NetFabric::new().unwrap();
+        fabric.set_keeper(keeper).unwrap();
+        Setup::of(fabric, BridgeLimits::default())
+    }
+
+    fn of(mut fabric: NetFabric, limits: BridgeLimits) -> Setup {
         fabric.add_network(LAN, limits).unwrap();
         Setup {
             fabric,
