@@ -75,7 +75,7 @@ impl Frontend {
             None => (None, None),
         };
         let listener = match &keep {
-            Some(keep) => keep.listen()?,
+            Some(keep) => keep.listen(&identity)?,
             None => listen_for_vmm(path)?,
         };
         // Now, as what is not taken when the daemon has started is let go.

@@ -83,6 +83,13 @@ impl Server {
             .map_or_else(Vec::new, |pool| pool.leases(now))
     }
 
+    /// Leases of a server before this one go on, as far as this one gives out their addresses.
+    pub fn inherit(&mut self, before: &Server) {
+        if let (Some(pool), Some(before)) = (&mut self.pool, &before.pool) {
+            pool.inherit(before);
+        }
+    }
+
     pub fn hosts_have_changed(&mut self) {
         if let Some(pool) = &mut self.pool {
             pool.hosts_have_changed();

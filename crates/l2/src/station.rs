@@ -118,6 +118,13 @@ impl Station {
         })
     }
 
+    /// Goes on with what the station before this one has leased, as far as it is in this one's pool, too.
+    pub fn inherit_leases(&mut self, before: &Station) {
+        if let (Some(dhcp), Some(before)) = (&mut self.dhcp, &before.dhcp) {
+            dhcp.inherit(before);
+        }
+    }
+
     /// Replaces the list of hosts, as a whole or not at all. Leases of addresses that now belong to a host are not renewed.
     pub fn set_hosts(&mut self, hosts: Vec<Host>) -> Result<(), HostError> {
         let hosts = Hosts::new(hosts, &self.config)?;

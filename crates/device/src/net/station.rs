@@ -27,7 +27,7 @@ pub(super) struct NetStation {
 }
 
 impl NetFabric {
-    /// Has a network answer as this says from now on, from this port. Hosts have to be named again; addresses of a pool are given anew.
+    /// Has a network answer as this says from now on, from this port. Hosts have to be named again; leases of the pool go on.
     pub fn set_station(
         &mut self,
         network: &str,
@@ -40,6 +40,7 @@ impl NetFabric {
         let network = &mut self.networks[index];
         let id = match &network.station {
             Some(known) => {
+                station.inherit_leases(&known.station);
                 network.bridge.configure_port(self.now, known.id, port)?;
                 known.id
             }

@@ -248,6 +248,20 @@ fn another_vm_at_the_same_socket_does_not_get_the_guest() {
     assert!(is_closed(&guest));
 }
 
+#[test]
+fn nor_does_it_get_a_vmm_that_waits_at_that_socket() {
+    let host = Host::new();
+    end(host.fabric(), &[]);
+    let waiting = Guest::connect(&host.socket());
+    let mut other = host.config();
+    other.address.name = format!("{}-other", host.vm);
+    let mut second = host.fabric_of(&[other]);
+    assert!(is_closed(&waiting));
+    let guest = Guest::connect(&host.socket());
+    runs(&mut second.0);
+    drop(guest);
+}
+
 /// The files are closed by the VMM's own thread: else it could have the keeper close any number of them.
 #[test]
 fn files_of_a_vmm_that_were_never_received_are_not_left_to_the_keeper() {

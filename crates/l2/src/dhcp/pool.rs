@@ -81,6 +81,19 @@ impl Pool {
         }
     }
 
+    /// What another pool has given out stays given, as far as it is of this one, too. This one is new.
+    pub fn inherit(&mut self, before: &Pool) {
+        for (slot, entry) in before.slots.iter().enumerate() {
+            let own = self.slot(before.address(slot));
+            if let (Some(own), Some(entry)) = (own, entry) {
+                if entry.state != State::Declined {
+                    self.by_mac.insert(entry.mac, own);
+                }
+                self.set(own, Some(*entry));
+            }
+        }
+    }
+
     /// Addresses that were another host's may be free now.
     pub fn hosts_have_changed(&mut self) {
         self.empty.append(&mut self.set_aside);
@@ -312,6 +325,30 @@ mod tests {
         assert_eq!(offer(&mut pool, now, 102).0, None);
         now += Duration::from_secs(60);
         assert!(offer(&mut pool, now, 102).0.is_some());
+    }
+
+    #[test]
+    fn what_a_pool_has_given_out_stays_given_in_the_next_one() {
+        let now = Instant::now();
+        let address = |number: u8| Ipv4Addr::new(10, 0, 0, number);
+        let mac = |number: u8| MacAddress([2, 0, 0, 0, 0, number]);
+        let mut before = Pool::new(address(1)..=address(20));
+        for number in 1..=8 {
+            assert!(before.bind(now, mac(number), address(number), OFFER_TIME));
+        }
+        before.decline(now, mac(8), address(8));
+        let mut pool = Pool::new(address(5)..=address(30));
+        pool.inherit(&before);
+        // The first four are not of this pool.
+        let leases = pool.leases(now);
+        let given: Vec<_> = leases.iter().map(|lease| lease.address).collect();
+        assert_eq!(given, [5, 6, 7].map(address));
+        assert!(!pool.bind(now, mac(9), address(5), OFFER_TIME));
+        assert!(!pool.bind(now, mac(8), address(8), OFFER_TIME));
+        assert!(pool.bind(now, mac(5), address(5), OFFER_TIME));
+        assert!(pool.bind(now, mac(9), address(9), OFFER_TIME));
+        let later = now + OFFER_TIME;
+        assert!(pool.bind(later, mac(10), address(6), OFFER_TIME));
     }
 
     #[test]

@@ -43,6 +43,14 @@ struct Record {
     rings: Vec<RingRecord>,
 }
 
+/// Of a socket at which VMMs connect.
+#[derive(Debug, Serialize, Deserialize)]
+struct ListenerRecord {
+    file: FileId,
+    vm: String,
+    network: Option<String>,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RegionRecord {
     pub(super) guest_address: u64,
@@ -125,22 +133,32 @@ impl Keep {
     }
 
     /// Listens with the socket that a predecessor left, at which VMMs may wait by now; or with a new one, which a successor gets.
-    pub(in crate::frontend) fn listen(&self) -> io::Result<Listener> {
-        if let Some(item) = self.keeper.take(&self.listener_key) {
-            let id = serde_json::from_slice::<FileId>(&item.value);
-            let socket = item.descriptors.into_iter().next();
-            if let (Ok(id), Some(socket)) = (id, socket) {
-                // If there is another file by now, or none, there has to be a new one.
-                if let Ok(Some(listener)) = listen_again(socket, &self.path, id) {
-                    return Ok(listener);
-                }
+    pub(in crate::frontend) fn listen(&self, identity: &Identity) -> io::Result<Listener> {
+        let (vm, network) = (&identity.vm, &identity.network);
+        if let Some((listener, record)) = self.listener_of_before() {
+            if (&record.vm, &record.network) == (vm, network) {
+                return Ok(listener);
             }
+            // Its file goes with it. VMMs that wait there are another VM's, and the keeper hangs up on them when it gets the new one.
         }
         let listener = listen_for_vmm(&self.path)?;
-        let id = serde_json::to_vec(&listener.file.id())?;
+        let record = serde_json::to_vec(&ListenerRecord {
+            file: listener.file.id(),
+            vm: vm.clone(),
+            network: network.clone(),
+        })?;
         let descriptors = [listener.socket.as_fd()];
-        self.keeper.put(&self.listener_key, &id, &descriptors)?;
+        self.keeper.put(&self.listener_key, &record, &descriptors)?;
         Ok(listener)
+    }
+
+    /// The socket that a predecessor left, if its file is still there.
+    fn listener_of_before(&self) -> Option<(Listener, ListenerRecord)> {
+        let item = self.keeper.take(&self.listener_key)?;
+        let record: ListenerRecord = serde_json::from_slice(&item.value).ok()?;
+        let socket = item.descriptors.into_iter().next()?;
+        let listener = listen_again(socket, &self.path, record.file).ok()??;
+        Some((listener, record))
     }
 
     /// Whether another daemon goes on with what this one lets go of.

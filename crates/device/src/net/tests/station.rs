@@ -16,6 +16,11 @@ const OWN: [u8; 4] = [10, 0, 0, 250];
 
 fn setup() -> Setup {
     let mut setup = Setup::new();
+    set_station(&mut setup);
+    setup
+}
+
+fn set_station(setup: &mut Setup) {
     let config = StationConfig {
         mac: OWN_MAC,
         ipv4: Some(Ipv4Settings {
@@ -35,7 +40,6 @@ fn setup() -> Setup {
     };
     let port = PortConfig::station(OWN_MAC);
     setup.fabric.set_station(LAN, (port, config)).unwrap();
-    setup
 }
 
 fn question(guest: &Guest) -> Vec<u8> {
@@ -46,11 +50,18 @@ fn question(guest: &Guest) -> Vec<u8> {
 
 /// A DHCPDISCOVER (RFC 2131), with its UDP checksum left to others.
 fn discover(guest: &Guest) -> (NetHeader, Vec<u8>) {
+    dhcp(guest, &[53, 1, 1])
+}
+
+/// A message of DHCP with these options.
+fn dhcp(guest: &Guest, options: &[u8]) -> (NetHeader, Vec<u8>) {
     let mut message = vec![1, 1, 6, 0, 9, 9, 9, 9];
     message.resize(28, 0);
     message.extend(guest.mac.0);
     message.resize(236, 0);
-    message.extend([0x63, 0x82, 0x53, 0x63, 53, 1, 1, 255]);
+    message.extend([0x63, 0x82, 0x53, 0x63]);
+    message.extend(options);
+    message.push(255);
     let builder = etherparse::PacketBuilder::ethernet2(guest.mac.0, [0xff; 6])
         .ipv4([0; 4], [255; 4], 64)
         .udp(68, 67);
@@ -115,6 +126,27 @@ fn a_guest_is_given_an_address_though_it_leaves_its_checksum_to_others() {
     }
     assert!(given.iter().all(|address| (100..110).contains(&address[3])));
     assert_ne!(given[0], given[1]);
+}
+
+#[test]
+fn leases_go_on_when_the_configuration_changes() {
+    let mut setup = setup();
+    let (mut web, mut db) = (setup.guest(1), setup.guest(2));
+    // A request for an address of the pool, to this server: is it acknowledged (5) or refused (6)?
+    let request = |setup: &mut Setup, guest: &mut Guest| {
+        let options = [&[53, 1, 3, 50, 4, 10, 0, 0, 105, 54, 4][..], &OWN].concat();
+        let (header, frame) = dhcp(guest, &options);
+        guest.send_with(header, &frame);
+        setup.settle();
+        let answers = guest.frames();
+        let answer = answers.iter().find(|frame| frame[35] == 67);
+        // Behind Ethernet, IPv4, UDP, the fixed part and the cookie: option 53.
+        answer.map(|frame| frame[42 + 240 + 2])
+    };
+    assert_eq!(request(&mut setup, &mut web), Some(5));
+    set_station(&mut setup);
+    assert_eq!(request(&mut setup, &mut db), Some(6));
+    assert_eq!(request(&mut setup, &mut web), Some(5));
 }
 
 /// One frame is one question, or two: not as many as it can be cut into.
