@@ -21,6 +21,7 @@ use vsock::{CircuitId, Event, Reason, Record, Side};
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
 use super::Fabric;
+use super::park::PARKED_PIECES;
 use super::tx::Packet;
 use crate::circuit::CircuitIo;
 use crate::frontend::{Frontend, RingPositions};
@@ -29,6 +30,9 @@ use crate::vsock::{RINGS, RX, TX};
 
 /// Circuits that may be written down; further ones end with this process. Lines have room for as many.
 const CIRCUITS: usize = 1 << 18;
+
+/// What a guest has done whose parked packets are more than could be parked.
+const GROWN: &str = "descriptors that the device has were changed";
 
 /// How often a fabric checks whether the daemon has started.
 const START_INTERVAL: Duration = Duration::from_millis(1);
@@ -56,7 +60,7 @@ pub(super) struct Handover {
     /// Lines of which something has changed, beside those with something to publish.
     changed: Vec<LineId>,
     /// Payload that circuits have left in the rings of a line that goes on, in bytes: until it is found there.
-    unparked: HashMap<LineId, Vec<(CircuitId, Side, u32)>>,
+    unparked: HashMap<LineId, HashMap<(CircuitId, Side), u32>>,
 }
 
 #[derive(Debug)]
@@ -263,7 +267,7 @@ impl Fabric {
         for (side, end) in [(Side::Caller, report.caller), (Side::Callee, report.callee)] {
             if let (Some(line), 1..) = (end.line, end.kept_bytes) {
                 let unparked = self.handover.unparked.entry(line).or_default();
-                unparked.push((id, side, end.kept_bytes));
+                unparked.insert((id, side), end.kept_bytes);
             }
         }
     }
@@ -334,16 +338,21 @@ impl Fabric {
     pub(super) fn park_again(&mut self, id: LineId) {
         let out = |line: &mut LineIo| Some(line.rings[TX].as_ref()?.queue.out());
         let heads = self.line(id).and_then(out).unwrap_or_default();
+        let mut pieces = 0;
         for head in heads {
             let mut chain = Chain::default();
             let ring = self.line(id).and_then(|line| line.rings[TX].as_ref());
             match ring.map(|ring| ring.queue.read_again(head, &mut chain)) {
-                Some(Ok(true)) => self.park_one_again(id, chain),
+                Some(Ok(true)) => {}
                 Some(Err(error)) => return self.fail_line(id, &error),
-                _ => {}
+                _ => continue,
+            }
+            pieces += chain.readable.len();
+            if pieces > PARKED_PIECES || !self.park_one_again(id, chain) {
+                return self.fail_line(id, &GROWN);
             }
         }
-        for (circuit, from, kept) in self.handover.unparked.remove(&id).unwrap_or_default() {
+        for ((circuit, from), kept) in self.handover.unparked.remove(&id).unwrap_or_default() {
             if self.switch.circuit(circuit).is_some() && !self.skip_delivered(circuit, from, kept) {
                 tracing::warn!(
                     line = id.0,
@@ -359,8 +368,8 @@ impl Fabric {
 
     /// Whether a circuit has bytes in the ring of a guest whose ring has yet to run again.
     pub(super) fn has_yet_to_park(&self, circuit: CircuitId, from: Side) -> bool {
-        let mut unparked = self.handover.unparked.values().flatten();
-        unparked.any(|(id, side, _)| (*id, *side) == (circuit, from))
+        let mut unparked = self.handover.unparked.values();
+        unparked.any(|of_line| of_line.contains_key(&(circuit, from)))
     }
 
     /// What is parked of a line is not there any more.
@@ -368,7 +377,8 @@ impl Fabric {
         self.handover.unparked.remove(&id);
     }
 
-    fn park_one_again(&mut self, id: LineId, chain: Chain) {
+    /// `false` if it is more than its sender may park.
+    fn park_one_again(&mut self, id: LineId, chain: Chain) -> bool {
         let mut bytes = [0; HEADER_LEN];
         let memory = self.memory(id, TX);
         let read = memory.map(|memory| memory.read(&chain.readable, 0, &mut bytes));
@@ -383,12 +393,12 @@ impl Fabric {
                 .circuit_of(id, header.src_port, peer, header.dst_port)
         });
         let expected = self.handover.unparked.get(&id);
-        let is_expected = |(circuit, from): &(CircuitId, Side)| {
-            let mut expected = expected.iter().flat_map(|of_line| of_line.iter());
-            is_data && expected.any(|(id, side, _)| (id, side) == (circuit, from))
+        let is_expected = |of: &(CircuitId, Side)| {
+            is_data && expected.is_some_and(|of_line| of_line.contains_key(of))
         };
         let Some((circuit, from)) = known.filter(is_expected) else {
-            return self.complete(id, TX, chain, 0);
+            self.complete(id, TX, chain, 0);
+            return true;
         };
         if self.circuit(circuit).is_none() {
             let socket_type = super::tx::socket_type(&header);
@@ -399,7 +409,9 @@ impl Fabric {
             chain,
             header,
         };
+        let may_park = self.may_park(&packet);
         self.park(circuit, from, packet);
+        may_park
     }
 
     /// Skips what has been delivered of the first packet that is parked. `false` if what is parked is not what was kept.

@@ -15,6 +15,9 @@ const PARKED_WEIGHT: usize = 16 << 20;
 /// What a piece of a parked packet weighs, as much as so many bytes.
 const PIECE_WEIGHT: usize = 1024;
 
+/// The most pieces of all parked packets of a guest.
+pub(super) const PARKED_PIECES: usize = PARKED_WEIGHT / PIECE_WEIGHT;
+
 /// What a packet weighs while it is parked.
 fn weight(packet: &Packet) -> usize {
     packet.header.len as usize + packet.chain.readable.len() * PIECE_WEIGHT

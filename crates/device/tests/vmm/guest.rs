@@ -247,6 +247,11 @@ impl Guest {
         queue.set_available_index(first + count);
     }
 
+    /// Replaces a descriptor, whoever has it.
+    pub fn replace(&mut self, ring: usize, index: u16, descriptor: RawDescriptor) {
+        self.queues[ring].write_descriptor(index, descriptor);
+    }
+
     /// Makes available what its ring does not have.
     pub fn offer_what_is_not_there(&mut self, ring: usize) {
         let queue = &mut self.queues[ring];

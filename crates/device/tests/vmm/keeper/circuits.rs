@@ -286,6 +286,38 @@ fn a_circuit_whose_parked_packet_has_changed_is_reset() {
     });
 }
 
+/// Else what a guest may park would be bounded by nothing, and all of it be read in one turn.
+#[test]
+fn a_guest_whose_parked_packets_have_grown_fails() {
+    let mut scene = Scene::new();
+    for _ in 0..100 {
+        scene.send(Operation::Data, 16);
+    }
+    let running = scene.running.as_mut().unwrap();
+    turn_until(&mut running.0, "they are parked", |fabric| {
+        let lines = fabric.lines();
+        lines.iter().any(|line| line.parked_descriptors == 100)
+    });
+    let running = scene.running.take().unwrap();
+    end(running, &[&scene.sender, &scene.receiver]);
+    let table = scene.sender.in_pieces(scene.last_packet);
+    // The first chain was the call.
+    for index in 1..=100 {
+        scene.sender.replace(TX, index, table);
+    }
+    scene.running = Some(start(&scene.host, false));
+    scene.offer_buffers(4);
+    let mut running = scene.running.take().unwrap();
+    turn_until(&mut running.0, "the line fails", |fabric| {
+        let lines = fabric.lines();
+        let mut faults = lines.iter().filter_map(|line| line.last_fault.as_ref());
+        faults.any(|fault| fault.contains("descriptors that the device has were changed"))
+    });
+    turn_until(&mut running.0, "its circuit is reset", |fabric| {
+        fabric.lines().iter().all(|line| line.report.circuits == 0)
+    });
+}
+
 #[test]
 fn what_had_to_be_stored_costs_its_circuit() {
     let mut scene = Scene::new();
