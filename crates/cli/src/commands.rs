@@ -30,7 +30,8 @@ mod top;
 mod vm;
 mod web;
 
-use std::io::{self, Write};
+use std::borrow::Cow;
+use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
@@ -38,6 +39,7 @@ use crate::arguments::{AgentCommand, Arguments, AuditCommand, Command, PolicyCom
 use crate::client::Client;
 use crate::completion;
 use crate::failure::Failure;
+use crate::guest::printable_lines;
 use crate::json;
 
 /// Does what the arguments ask for, and returns the exit code.
@@ -108,9 +110,13 @@ fn starts_programs(command: &Command) -> bool {
     )
 }
 
-/// Writes to standard output. A reader that has gone away ends the command without a word.
+/// Writes to standard output, on a terminal without what could steer it. A reader that has gone away ends the command without a word.
 fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
+    let text = match io::stdout().is_terminal() {
+        true => Cow::Owned(printable_lines(text)),
+        false => Cow::Borrowed(text),
+    };
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(|error| Failure::of_output(&error))

@@ -7,7 +7,7 @@ use config::ConfigError;
 use config::input::InputError;
 use daemon::serve::ServeError;
 
-use crate::guest::GuestError;
+use crate::guest::{GuestError, printable_lines};
 
 /// The exit code when what was asked for failed.
 pub const FAILURE: u8 = 1;
@@ -56,9 +56,9 @@ impl Failure {
         self.message.is_empty()
     }
 
-    /// What is written to standard error.
+    /// What is written to standard error. It may have words of a guest's, which must not steer a terminal.
     pub fn line(&self) -> String {
-        format!("error: {self}\n")
+        printable_lines(&format!("error: {self}\n"))
     }
 
     /// The command line is wrong.

@@ -78,10 +78,11 @@ impl From<DecodeError> for GuestError {
     }
 }
 
-/// Whether a character could steer a terminal or turn the order of others around.
+/// Whether a character could steer a terminal, turn the order of others around, or break a line.
 pub(crate) fn is_harmful(character: char) -> bool {
-    let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    turns || (character.is_control() && character != '\t')
+    let turns = matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let breaks = matches!(character, '\u{2028}' | '\u{2029}');
+    turns || breaks || (character.is_control() && character != '\t')
 }
 
 /// A text of the guest's as it may be shown on the host's terminal: without what could steer it, break its line or turn other characters around.
@@ -91,6 +92,15 @@ pub(crate) fn printable(message: &str) -> String {
         false => character,
     };
     message.chars().map(harmless).collect()
+}
+
+/// The same for lines with columns: line feeds and tabs stay.
+pub(crate) fn printable_lines(text: &str) -> String {
+    let harmless = |character| match is_harmful(character) && character != '\n' {
+        true => '\u{fffd}',
+        false => character,
+    };
+    text.chars().map(harmless).collect()
 }
 
 /// A connection to the agent, and what it brought.
@@ -246,5 +256,11 @@ mod tests {
             "web�[2J���bd�1m�"
         );
         assert_eq!(printable("Größe-日本"), "Größe-日本");
+        let harmful = "\u{7f}\u{80}\u{9b}\u{9f}\u{61c}\u{200f}\u{2028}\u{2029}\u{202e}\u{2066}";
+        assert!(harmful.chars().all(is_harmful));
+        assert_eq!(
+            printable_lines("a\tb\nc\u{202e}\u{61c}\r\n"),
+            "a\tb\nc���\n"
+        );
     }
 }

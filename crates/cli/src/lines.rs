@@ -5,9 +5,16 @@ use std::time::Duration;
 
 use policy::{Time, TokenBucket};
 
+use crate::guest::{printable, printable_lines};
+
 /// Lines at once, and seconds until as many may be written again: as many as the daemon's log takes of one kind. Callers here and in the guest cause as many
 /// as they like.
 pub(crate) const LINES: u64 = 100;
+
+/// Write a line to standard error in which words may be a guest's. With standard error closed there is no place for it.
+pub(crate) fn note(words: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", printable_lines(words));
+}
 
 /// Lines to a person, within a budget.
 #[derive(Debug)]
@@ -36,7 +43,7 @@ impl<W: Write> Budgeted<W> {
     /// Write a line that was admitted.
     pub(crate) fn write(&mut self, words: &str) {
         // With standard error closed there is no place for the line.
-        let _ = writeln!(self.out, "{words}");
+        let _ = writeln!(self.out, "{}", printable(words));
     }
 
     pub(crate) fn say(&mut self, words: &str, now: Time) {

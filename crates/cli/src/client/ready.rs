@@ -1,6 +1,5 @@
 //! Waiting for a guest.
 
-use std::io::{self, Write};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use rustix::io::Errno;
 use super::{ANSWER_TIMEOUT, Client, ClientError, resource};
 use crate::failure::Failure;
 use crate::guest::GuestError;
+use crate::lines::note;
 
 /// How long commands wait for a guest before they say so.
 pub const QUIET_WAIT: Duration = Duration::from_secs(2);
@@ -53,7 +53,7 @@ impl Client {
         say_if_slow(timeout, say, || self.await_ready(name, timeout))
     }
 
-    /// Says what is waited for, and for how long. With standard error closed there is no place for the line.
+    /// Says what is waited for, and for how long.
     fn tell_of_waiting(&self, name: &str, left: Duration) {
         let Ok(vm) = self.show(name) else { return };
         let line = format!(
@@ -62,7 +62,7 @@ impl Client {
             vm.full_name(),
             vm.state_in_words()
         );
-        let _ = writeln!(io::stderr(), "{line}");
+        note(&line);
     }
 
     /// The same without a word.

@@ -7,7 +7,7 @@ use crate::arguments::{Vmm, VmmArguments};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::vmm::Accelerator;
-use crate::{check, cloud_hypervisor, firecracker, libvirt, qemu, windows};
+use crate::{check, cloud_hypervisor, firecracker, json, libvirt, qemu, windows};
 
 /// Prints the arguments.
 pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
@@ -103,6 +103,5 @@ fn for_firecracker(status: &VmStatus, options: &VmmArguments) -> Result<(), Fail
     if options.json {
         return print_named("configuration", &configuration);
     }
-    let text = serde_json::to_string_pretty(&configuration).map_err(Failure::failed)?;
-    print(&format!("{text}\n"))
+    print(&json::pretty(&configuration).map_err(Failure::failed)?)
 }

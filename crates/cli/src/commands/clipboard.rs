@@ -7,7 +7,7 @@ use wire::agent::job::MAX_CLIPBOARD_LEN;
 use crate::arguments::{ClipboardCommand, Lock};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::guest::printable;
+use crate::guest::printable_lines;
 use crate::jobs::clipboard;
 
 /// Writes the clipboard to standard output, or sets it to what standard input has.
@@ -18,9 +18,8 @@ pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
             let text = clipboard::get(&vm.host)?;
             let mut out = io::stdout().lock();
             let written = if io::stdout().is_terminal() {
-                let lines = String::from_utf8_lossy(&text);
-                let lines: Vec<String> = lines.split('\n').map(printable).collect();
-                out.write_all((lines.join("\n") + "\n").as_bytes())
+                let text = printable_lines(&String::from_utf8_lossy(&text)) + "\n";
+                out.write_all(text.as_bytes())
             } else {
                 out.write_all(&text)
             };

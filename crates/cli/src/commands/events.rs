@@ -13,6 +13,7 @@ use crate::arguments::{EventArguments, WhyArguments};
 use crate::client::{CaptureEnd, Client, ClientError, Lines};
 use crate::failure::Failure;
 use crate::json;
+use crate::lines::note;
 
 /// How many events of before are shown when following begins.
 const SHOWN_BEFORE: usize = 10;
@@ -64,7 +65,7 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
                     // A VM that has gone may have had some.
                     let unknown = options.vm.as_deref().map(|vm| client.show(vm));
                     if let Some(Err(unknown)) = unknown {
-                        eprintln!("{unknown}");
+                        note(&unknown.to_string());
                     }
                 }
                 return Ok(());

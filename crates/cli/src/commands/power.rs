@@ -5,7 +5,7 @@
 //! VMM has a vsock device of its own its agent, and whether the VMM's socket is served: there an agent that stays away counts.
 
 use std::collections::BTreeSet;
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,6 +20,7 @@ use crate::arguments::{Reboot, Shutdown, Suspend};
 use crate::client::{Client, QUIET_WAIT, say_if_slow};
 use crate::failure::Failure;
 use crate::jobs::power::{Underway, ask, is_awake};
+use crate::lines::note;
 use crate::unix;
 
 /// How often the line is looked at.
@@ -127,7 +128,7 @@ impl Order {
                 return;
             };
             let line = self.waited_for(&now);
-            let _ = writeln!(io::stderr(), "{line}");
+            note(&line);
         };
         let outcome = say_if_slow(self.timeout, say, || {
             self.carry_out(&|name| client.find(name), &vm)
@@ -410,10 +411,9 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
         let names: Vec<&str> = pending.iter().map(String::as_str).collect();
         let left = order.timeout.saturating_sub(QUIET_WAIT).as_secs();
         let (to_do, names) = (order.to_do(), names.join(", "));
-        let _ = writeln!(
-            io::stderr(),
+        note(&format!(
             "waiting up to {left} s more for these to {to_do}: {names}"
-        );
+        ));
     };
     let each = |vm: &VmStatus| {
         let find = |name: &str| lines.find(name, Instant::now());

@@ -6,6 +6,7 @@ use super::{print, print_json};
 use crate::arguments::Reload;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::lines::note;
 
 /// Reloads, and says what has changed.
 ///
@@ -27,7 +28,7 @@ pub fn run(client: &Client, options: &Reload) -> Result<(), Failure> {
 /// Prints what can hardly be meant: on standard error, because what was asked for was done.
 fn warn_of(findings: &[Finding]) {
     for finding in findings {
-        eprintln!("warning: {finding}");
+        note(&format!("warning: {finding}"));
     }
 }
 

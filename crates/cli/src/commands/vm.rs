@@ -12,6 +12,7 @@ use super::{print, print_json, print_named};
 use crate::arguments::{VmAdd, VmList, VmRemove};
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::lines::note;
 use crate::windows;
 
 /// `ringdown vm add`.
@@ -87,7 +88,7 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
     }
     print(&table(&list.vms))?;
     for vm in list.vms.iter().filter(|vm| vm.is_quiet()) {
-        eprintln!("{}: {}", vm.full_name(), vm.state_in_words());
+        note(&format!("{}: {}", vm.full_name(), vm.state_in_words()));
     }
     Ok(())
 }

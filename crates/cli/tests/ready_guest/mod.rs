@@ -21,16 +21,30 @@ pub fn announce_with(
     options: Options,
     show: impl Fn(&UnixStream) + Send + 'static,
 ) -> UnixStream {
-    let (listener, agent) = (daemon.worker().host_listener(vm), options.clone());
+    let agent = options.clone();
+    announce_serving(daemon, vm, options, show, move |stream| {
+        let _ = agent::session::serve(&stream.into(), &agent);
+    })
+}
+
+/// The same with an agent that announces itself as the real one does, and then does what `serve` does on each connection.
+pub fn announce_serving(
+    daemon: &FakeDaemon,
+    vm: &str,
+    options: Options,
+    show: impl Fn(&UnixStream) + Send + 'static,
+    serve: impl Fn(UnixStream) + Send + Clone + 'static,
+) -> UnixStream {
+    let listener = daemon.worker().host_listener(vm);
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            let (mut stream, agent) = (stream.unwrap(), agent.clone());
+            let (mut stream, serve) = (stream.unwrap(), serve.clone());
             show(&stream);
             std::thread::spawn(move || {
                 let mut line = vec![0; format!("CONNECT {PORT}\n").len()];
                 let is_asked = stream.read_exact(&mut line).is_ok();
                 if is_asked && stream.write_all(b"OK 1073741824\n").is_ok() {
-                    let _ = agent::session::serve(&stream.into(), &agent);
+                    serve(stream);
                 }
             });
         }

@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     reason = "a test may panic, and these are its helpers"
 )]
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -32,6 +33,7 @@ pub struct Terminal {
 /// What has been written to it.
 struct Seen {
     parser: vt100::Parser,
+    bytes: Vec<u8>,
     had_colours: bool,
 }
 
@@ -46,6 +48,7 @@ impl Terminal {
             device,
             seen: Arc::new(Mutex::new(Seen {
                 parser: vt100::Parser::new(rows, columns, 0),
+                bytes: Vec::new(),
                 had_colours: false,
             })),
             program: None,
@@ -90,6 +93,7 @@ impl Terminal {
             while let Ok(len @ 1..) = from.read(&mut bytes) {
                 let mut seen = seen.lock().unwrap();
                 seen.parser.process(&bytes[..len]);
+                seen.bytes.extend_from_slice(&bytes[..len]);
                 let (rows, columns) = seen.parser.screen().size();
                 let places =
                     (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
@@ -116,6 +120,11 @@ impl Terminal {
 
     pub fn screen(&self) -> String {
         self.seen.lock().unwrap().parser.screen().contents()
+    }
+
+    /// Everything that was written, as it was.
+    pub fn written(&self) -> String {
+        String::from_utf8_lossy(&self.seen.lock().unwrap().bytes).into_owned()
     }
 
     pub fn is_alternate(&self) -> bool {

@@ -1,0 +1,120 @@
+//! The program on a terminal, against an agent that sends what it likes.
+
+#![allow(clippy::unwrap_used)]
+
+mod program;
+mod ready_guest;
+mod terminal;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use agent::session::Options;
+use fake_daemon::FakeDaemon;
+use program::ringdown;
+use terminal::Terminal;
+use wire::agent::job::{Answer, Ask, FileSystem, LogEntry, Stats};
+use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, OPERATION_CHANNEL};
+
+/// What steers a terminal, in each of its ways, and what turns text around.
+const STEERING: &str =
+    "\u{9b}2J\u{9d}0;title\u{9c}\x1b[31m\x7f\u{85}\u{202e}\u{61c}\u{2028}\u{2029}\u{2066}";
+
+/// An agent that says hello, takes one request and answers it as `answer` does.
+fn hostile(daemon: &FakeDaemon, answer: fn(&Ask, &mut UnixStream)) -> UnixStream {
+    let serve = move |mut stream: UnixStream| {
+        let hello = Hello {
+            capabilities: ["exec", "logs", "stats", "freeze"]
+                .map(str::to_owned)
+                .to_vec(),
+            ..Hello::new("hostile 1")
+        };
+        let hello = Frame::Hello(hello).to_bytes(CONNECTION_CHANNEL).unwrap();
+        stream.write_all(&hello).unwrap();
+        let mut decoder = Decoder::new();
+        loop {
+            match decoder.next_frame().unwrap() {
+                Some((_, Frame::Ask(ask))) => {
+                    answer(&ask, &mut stream);
+                    // It hangs then, until the client leaves.
+                    let _ = stream.read_to_end(&mut Vec::new());
+                    return;
+                }
+                Some(_) => {}
+                None => match stream.read(decoder.space()) {
+                    Ok(0) | Err(_) => return,
+                    Ok(count) => decoder.advance(count),
+                },
+            }
+        }
+    };
+    ready_guest::announce_serving(daemon, "web", Options::new(), |_| (), serve)
+}
+
+/// Sends an answer, and says whether the client is still there.
+fn send(stream: &mut UnixStream, answer: Answer) -> bool {
+    let frame = Frame::Answer(answer).to_bytes(OPERATION_CHANNEL).unwrap();
+    stream.write_all(&frame).is_ok()
+}
+
+fn steering(ask: &Ask, stream: &mut UnixStream) {
+    let stats = Stats {
+        file_systems: vec![FileSystem {
+            mounted_at: format!("/{STEERING}"),
+            kind: STEERING.to_owned(),
+            size: 1000,
+            ..FileSystem::default()
+        }],
+        ..Stats::default()
+    };
+    match ask {
+        Ask::Stats { .. } => {
+            for _ in 0..2 {
+                send(stream, Answer::Stats(Box::new(stats.clone())));
+            }
+        }
+        Ask::Logs(_) => {
+            let entry = LogEntry {
+                identifier: STEERING.to_owned(),
+                text: STEERING.into(),
+                ..LogEntry::default()
+            };
+            send(stream, Answer::Log(vec![entry]));
+            send(stream, Answer::Note(STEERING.to_owned()));
+        }
+        _ => {
+            send(stream, Answer::FileSystems(vec![STEERING.into()]));
+        }
+    }
+    send(stream, Answer::Done);
+}
+
+fn is_harmful(character: char) -> bool {
+    let turns = "\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202e}\u{2066}".contains(character);
+    turns || character.is_control() && !"\r\n".contains(character)
+}
+
+#[test]
+fn an_agent_steers_no_terminal_with_what_it_says_whatever_prints_it() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _uplink = hostile(&daemon, steering);
+    for (words, expected) in [
+        ("logs web --json", "title"),
+        ("logs web", "title"),
+        ("stats web --json", "title"),
+        ("stats web", "title"),
+        ("freeze web", "title"),
+        ("metrics", "title"),
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let mut terminal = Terminal::open(200, 60);
+        let mut command = ringdown(&words);
+        command.arg("--runtime-dir").arg(daemon.runtime_dir());
+        terminal.start(command);
+        assert_eq!(terminal.wait_for_end(), (Some(0), None), "{words:?}");
+        let written = terminal.written();
+        assert!(written.contains(expected), "{words:?}: {written}");
+        let found = written.chars().find(|character| is_harmful(*character));
+        assert_eq!(found, None, "{words:?}: {written:?}");
+    }
+}
