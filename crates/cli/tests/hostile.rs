@@ -11,9 +11,10 @@ use std::os::unix::net::UnixStream;
 
 use agent::session::Options;
 use fake_daemon::FakeDaemon;
-use program::ringdown;
+use program::{ringdown, run_with};
 use terminal::Terminal;
 use wire::agent::job::{Answer, Ask, FileSystem, LogEntry, Stats};
+use wire::agent::transfer::{Message, Metadata, Totals};
 use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, OPERATION_CHANNEL};
 
 /// What steers a terminal, in each of its ways, and what turns text around.
@@ -21,10 +22,10 @@ const STEERING: &str =
     "\u{9b}2J\u{9d}0;title\u{9c}\x1b[31m\x7f\u{85}\u{202e}\u{61c}\u{2028}\u{2029}\u{2066}";
 
 /// An agent that says hello, takes one request and answers it as `answer` does.
-fn hostile(daemon: &FakeDaemon, answer: fn(&Ask, &mut UnixStream)) -> UnixStream {
+fn hostile(daemon: &FakeDaemon, answer: fn(&Frame<'_>, &mut UnixStream)) -> UnixStream {
     let serve = move |mut stream: UnixStream| {
         let hello = Hello {
-            capabilities: ["exec", "logs", "stats", "freeze"]
+            capabilities: ["exec", "logs", "stats", "freeze", "transfer"]
                 .map(str::to_owned)
                 .to_vec(),
             ..Hello::new("hostile 1")
@@ -34,8 +35,8 @@ fn hostile(daemon: &FakeDaemon, answer: fn(&Ask, &mut UnixStream)) -> UnixStream
         let mut decoder = Decoder::new();
         loop {
             match decoder.next_frame().unwrap() {
-                Some((_, Frame::Ask(ask))) => {
-                    answer(&ask, &mut stream);
+                Some((_, request @ (Frame::Ask(_) | Frame::ExecStart(_) | Frame::Transfer(_)))) => {
+                    answer(&request, &mut stream);
                     // It hangs then, until the client leaves.
                     let _ = stream.read_to_end(&mut Vec::new());
                     return;
@@ -57,7 +58,7 @@ fn send(stream: &mut UnixStream, answer: Answer) -> bool {
     stream.write_all(&frame).is_ok()
 }
 
-fn steering(ask: &Ask, stream: &mut UnixStream) {
+fn steering(request: &Frame<'_>, stream: &mut UnixStream) {
     let stats = Stats {
         file_systems: vec![FileSystem {
             mounted_at: format!("/{STEERING}"),
@@ -67,13 +68,13 @@ fn steering(ask: &Ask, stream: &mut UnixStream) {
         }],
         ..Stats::default()
     };
-    match ask {
-        Ask::Stats { .. } => {
+    match request {
+        Frame::Ask(Ask::Stats { .. }) => {
             for _ in 0..2 {
                 send(stream, Answer::Stats(Box::new(stats.clone())));
             }
         }
-        Ask::Logs(_) => {
+        Frame::Ask(Ask::Logs(_)) => {
             let entry = LogEntry {
                 identifier: STEERING.to_owned(),
                 text: STEERING.into(),
@@ -117,4 +118,57 @@ fn an_agent_steers_no_terminal_with_what_it_says_whatever_prints_it() {
         let found = written.chars().find(|character| is_harmful(*character));
         assert_eq!(found, None, "{words:?}: {written:?}");
     }
+}
+
+/// Many links in place of a directory, far below, each of which cannot be made.
+fn failing(_: &Frame<'_>, stream: &mut UnixStream) {
+    let mut reader = stream.try_clone().unwrap();
+    std::thread::spawn(move || reader.read_to_end(&mut Vec::new()));
+    let metadata = Metadata {
+        mode: 0o755,
+        ..Metadata::default()
+    };
+    let directory = |name: &[u8]| Message::Directory {
+        name: name.to_vec(),
+        metadata,
+    };
+    let totals = Totals {
+        entries: 10_000,
+        ..Totals::default()
+    };
+    let link = Message::Symlink {
+        name: b"d".to_vec(),
+        metadata,
+        target: b"t".to_vec(),
+    };
+    let mut messages = vec![Message::Announce(totals), directory(b"asked")];
+    messages.extend(std::iter::repeat_n(directory(&[1; 255]), 126));
+    messages.extend([directory(b"d"), Message::Leave]);
+    messages.extend(std::iter::repeat_n(link, 600));
+    messages.extend(std::iter::repeat_n(Message::Leave, 127));
+    messages.extend([Message::End, Message::Finished]);
+    for message in messages {
+        let frame = Frame::Transfer(message)
+            .to_bytes(OPERATION_CHANNEL)
+            .unwrap();
+        // The client may have left.
+        let _ = stream.write_all(&frame);
+    }
+}
+
+#[test]
+fn an_agent_floods_no_terminal_with_the_paths_of_what_cannot_be_copied() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _uplink = hostile(&daemon, failing);
+    let files = tempfile::tempdir().unwrap();
+    let to = files.path().to_str().unwrap();
+    let words = ["cp", "-r", "--retry", "0s", "web:asked", to];
+    let outcome = run_with(daemon.runtime_dir(), &words);
+    assert_eq!(outcome.code, Some(1), "{:.500}", outcome.err);
+    let (len, lines) = (outcome.err.len(), outcome.err.lines().count());
+    assert!(outcome.err.contains("more lines like these"), "{len}");
+    assert!(
+        lines >= 100 && lines < 200 && len < 1_000_000,
+        "{lines}, {len}"
+    );
 }

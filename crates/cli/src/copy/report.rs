@@ -6,7 +6,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use transfer::{Arrival, Observer};
-use wire::agent::transfer::{Position, Totals};
+use wire::agent::transfer::{MAX_PATH_LEN, Position, Totals};
 
 use crate::guest::printable;
 use crate::lines::Budgeted;
@@ -14,14 +14,22 @@ use crate::lines::Budgeted;
 /// The most entries that could not be copied that the JSON lists; of the others it has the number.
 const MAX_LISTED: usize = 10_000;
 
+/// The most bytes that their paths and reasons may have: a guest chooses the paths, and how many there are.
+const MAX_LISTED_LEN: usize = 4 * 1024 * 1024;
+
+/// The most of a path that is shown, in bytes: Linux opens no longer one at once.
+const MAX_SHOWN_PATH_LEN: usize = MAX_PATH_LEN + 1;
+
 /// What happened so far.
 #[derive(Debug)]
 pub struct Report {
     summary: Summary,
     bar: ProgressBar,
-    /// Each entry that fails is reported at once, on standard error, behind these words, as far as the budget goes.
+    /// Each entry that fails is reported at once, on standard error, behind these words, as far as the budget goes; without words they are kept for the JSON.
     prefix: Option<String>,
     lines: Budgeted<Stderr>,
+    /// How many bytes the kept ones have.
+    listed_len: usize,
     started: Instant,
     /// The last entry in place.
     pub(super) position: Option<Position>,
@@ -47,6 +55,8 @@ struct Summary {
     complete: bool,
     failed_count: u64,
     failed: Vec<Failed>,
+    /// How many of them are not in `failed`.
+    failed_left_out: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -73,6 +83,7 @@ impl Report {
             bar,
             prefix,
             lines: Budgeted::new(io::stderr()),
+            listed_len: 0,
             started: Instant::now(),
             position: None,
             into_directory: None,
@@ -99,6 +110,7 @@ impl Report {
             resumed,
             ..Summary::default()
         };
+        self.listed_len = 0;
         self.position = None;
     }
 
@@ -161,6 +173,21 @@ impl Report {
     }
 }
 
+/// A path that a guest may have chosen, for a person: names below names may add up to more than can be read.
+fn shown_path(path: &[u8]) -> String {
+    let begin = &path[..path.len().min(MAX_SHOWN_PATH_LEN)];
+    let mut shown = printable(&String::from_utf8_lossy(begin));
+    if path.len() > begin.len() || shown.len() > MAX_SHOWN_PATH_LEN {
+        let mut end = MAX_SHOWN_PATH_LEN.min(shown.len());
+        while !shown.is_char_boundary(end) {
+            end -= 1;
+        }
+        shown.truncate(end);
+        shown.push('…');
+    }
+    shown
+}
+
 fn files(number: u64) -> String {
     match number {
         1 => "1 file".to_owned(),
@@ -209,18 +236,25 @@ impl Observer for Report {
     }
 
     fn failed(&mut self, path: &[u8], reason: &str) {
-        let path = printable(&String::from_utf8_lossy(path));
-        let reason = printable(reason);
         self.summary.failed_count += 1;
-        if let Some(what) = &self.prefix {
-            let lines = &mut self.lines;
-            if lines.admits(self.started.elapsed()) {
-                self.bar
-                    .suspend(|| lines.write(&format!("error: {what}: {path}: {reason}")));
+        let shown = || (shown_path(path), printable(reason));
+        let Some(what) = &self.prefix else {
+            let summary = &mut self.summary;
+            let (path, reason) = shown();
+            let len = self.listed_len + path.len() + reason.len();
+            if summary.failed.len() == MAX_LISTED || len > MAX_LISTED_LEN {
+                summary.failed_left_out += 1;
+                return;
             }
-        }
-        if self.summary.failed.len() < MAX_LISTED {
-            self.summary.failed.push(Failed { path, reason });
+            self.listed_len = len;
+            summary.failed.push(Failed { path, reason });
+            return;
+        };
+        let lines = &mut self.lines;
+        if lines.admits(self.started.elapsed()) {
+            let (path, reason) = shown();
+            self.bar
+                .suspend(|| lines.write(&format!("error: {what}: {path}: {reason}")));
         }
     }
 
@@ -253,5 +287,34 @@ mod tests {
         assert!(!report.has_summary(), "nothing came but the failure");
         report.unchanged(b"there", 1);
         assert!(report.has_summary());
+    }
+
+    #[test]
+    fn a_guest_fills_no_memory_with_what_cannot_be_copied() {
+        let path = [1; 128 * 256];
+        let mut silent = Report::new(true, Some("copying".to_owned()));
+        let mut kept = Report::new(true, None);
+        for _ in 0..20_000 {
+            kept.failed(&path, "it is there");
+        }
+        for _ in 0..20_000 {
+            silent.failed(&path, "it is there");
+        }
+        for report in [&mut kept, &mut silent] {
+            assert_eq!(report.failed_count(), 20_000);
+            report.failed(b"short", "");
+        }
+        assert!(silent.summary.failed.is_empty(), "nothing prints them");
+        let summary = &kept.summary;
+        let len = summary.failed.iter().map(|it| it.path.len()).sum::<usize>();
+        assert!(len > MAX_LISTED_LEN / 2 && len <= MAX_LISTED_LEN, "{len}");
+        assert_eq!(
+            summary.failed.len() as u64 + summary.failed_left_out,
+            summary.failed_count
+        );
+        let longest = summary.failed.iter().map(|it| it.path.len()).max().unwrap();
+        assert!(longest <= MAX_SHOWN_PATH_LEN + '…'.len_utf8(), "{longest}");
+        assert!(kept.summary.failed[0].path.ends_with('…'));
+        assert_eq!(shown_path(b"short"), "short");
     }
 }
