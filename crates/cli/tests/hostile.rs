@@ -8,6 +8,7 @@ mod terminal;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use agent::session::Options;
 use fake_daemon::FakeDaemon;
@@ -171,4 +172,46 @@ fn an_agent_floods_no_terminal_with_the_paths_of_what_cannot_be_copied() {
         lines >= 100 && lines < 200 && len < 1_000_000,
         "{lines}, {len}"
     );
+}
+
+/// Many more figures than were asked for, as fast as they go.
+fn flooding(_: &Frame<'_>, stream: &mut UnixStream) {
+    let mut left = 0..10_000;
+    while left.next().is_some() && send(stream, Answer::Stats(Box::default())) {}
+}
+
+fn ending(_: &Frame<'_>, stream: &mut UnixStream) {
+    send(stream, Answer::Done);
+}
+
+#[test]
+fn an_agent_gives_as_much_as_was_asked_for() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _uplink = hostile(&daemon, flooding);
+    let begun = Instant::now();
+    for (words, count) in [("stats web", 1), ("stats web --interval 1s --count 3", 3)] {
+        let words: Vec<&str> = words.split(' ').chain(["--json"]).collect();
+        let outcome = run_with(daemon.runtime_dir(), &words);
+        assert_eq!(outcome.code, Some(0), "{}", outcome.err);
+        assert_eq!(outcome.out.lines().count(), count);
+    }
+    // Of three, two wait for half an interval each.
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_secs(1), "{took:?}");
+
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _uplink = hostile(&daemon, ending);
+    for (words, expected) in [
+        ("stats web", "it ended after 0 reports"),
+        ("stats web --interval 1s", "it ended after 0 reports"),
+        (
+            "logs web --follow",
+            "it ended a log that was to be followed",
+        ),
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        let outcome = run_with(daemon.runtime_dir(), &words);
+        assert_eq!(outcome.code, Some(1), "{words:?}: {}", outcome.err);
+        assert!(outcome.err.contains(expected), "{}", outcome.err);
+    }
 }

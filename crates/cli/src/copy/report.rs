@@ -297,13 +297,7 @@ mod tests {
         for _ in 0..20_000 {
             kept.failed(&path, "it is there");
         }
-        for _ in 0..20_000 {
-            silent.failed(&path, "it is there");
-        }
-        for report in [&mut kept, &mut silent] {
-            assert_eq!(report.failed_count(), 20_000);
-            report.failed(b"short", "");
-        }
+        silent.failed(b"short", "it is there");
         assert!(silent.summary.failed.is_empty(), "nothing prints them");
         let summary = &kept.summary;
         let len = summary.failed.iter().map(|it| it.path.len()).sum::<usize>();

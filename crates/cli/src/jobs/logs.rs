@@ -145,6 +145,10 @@ fn receive(
             }
             Answer::Begin(places) => begin(request, &places),
             Answer::Note(words) => notes(&printable(&words)),
+            Answer::Done if request.follow => {
+                let words = "it ended a log that was to be followed".to_owned();
+                return Err(GuestError::Protocol(words).into());
+            }
             Answer::Done => return Ok(()),
             other => return Err(unexpected(&other).into()),
         }

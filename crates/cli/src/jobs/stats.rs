@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wire::agent::job::{Answer, Ask, Disk, NetworkLink, Stats};
 
@@ -11,6 +11,8 @@ use crate::guest::{ANSWER_TIMEOUT, GuestError, printable};
 use crate::size::show_bytes as bytes;
 
 /// Give `each` so many pairs of figures, each with those before it; 0 goes on without end, and waits for a guest that is paused. It says whether to go on.
+/// However the agent spreads its answers, there are not more, they do not come faster than twice as often as they were asked for, and with a number of them
+/// there is one deadline for all.
 pub fn watch(
     host_socket: &Path,
     interval: Duration,
@@ -18,27 +20,42 @@ pub fn watch(
     mut each: impl FnMut(&Stats, &Stats) -> bool,
 ) -> Result<(), GuestError> {
     let interval_ms = u32::try_from(interval.as_millis()).unwrap_or(u32::MAX);
-    // Rates are what changed between two answers, so there is one answer more.
-    let count = if count == 0 {
-        0
-    } else {
-        count.saturating_add(1)
+    let ask = Ask::Stats {
+        interval_ms,
+        // Rates are what changed between two answers, so there is one answer more.
+        count: match count {
+            0 => 0,
+            count => count.saturating_add(1),
+        },
     };
-    let mut job = Job::ask(host_socket, Ask::Stats { interval_ms, count })?;
+    let mut job = Job::ask(host_socket, ask)?;
+    let all = interval
+        .saturating_mul(count)
+        .saturating_add(ANSWER_TIMEOUT);
+    job.wait_for((count > 0).then_some(all));
     let mut before: Option<Box<Stats>> = None;
-    loop {
-        job.wait_for((count > 0).then(|| interval + ANSWER_TIMEOUT));
-        match job.answer()? {
-            Answer::Stats(stats) => {
-                if before.as_ref().is_some_and(|before| !each(before, &stats)) {
-                    return Ok(());
-                }
-                before = Some(stats);
+    let (mut given, mut due) = (0, Instant::now());
+    while count == 0 || given < count {
+        let now = match job.answer()? {
+            Answer::Stats(stats) => stats,
+            Answer::Done => {
+                return Err(GuestError::Protocol(format!(
+                    "it ended after {given} reports, and more were asked for"
+                )));
             }
-            Answer::Done => return Ok(()),
             other => return Err(unexpected(&other)),
+        };
+        if let Some(before) = &before {
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            due = Instant::now() + interval / 2;
+            if !each(before, &now) {
+                return Ok(());
+            }
+            given = given.saturating_add(1);
         }
+        before = Some(now);
     }
+    Ok(())
 }
 
 /// The figures for a person. What the guest calls its things is made harmless.
