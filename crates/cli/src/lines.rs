@@ -11,6 +11,9 @@ use crate::guest::{printable, printable_lines};
 /// as they like.
 pub(crate) const LINES: u64 = 100;
 
+/// How often the lines that were not written are counted.
+pub(crate) const WINDOW: Duration = Duration::from_secs(1);
+
 /// Write a line to standard error in which words may be a guest's. With standard error closed there is no place for it.
 pub(crate) fn note(words: &str) {
     let _ = writeln!(std::io::stderr(), "{}", printable_lines(words));
@@ -22,6 +25,8 @@ pub(crate) struct Budgeted<W> {
     out: W,
     bucket: TokenBucket,
     held_back: u64,
+    /// When [`tell`](Budgeted::tell) has written the count last.
+    counted: Time,
 }
 
 impl<W: Write> Budgeted<W> {
@@ -30,6 +35,7 @@ impl<W: Write> Budgeted<W> {
             out,
             bucket: TokenBucket::new(1, Duration::from_secs(LINES)),
             held_back: 0,
+            counted: Time::ZERO,
         }
     }
 
@@ -50,6 +56,15 @@ impl<W: Write> Budgeted<W> {
         if self.admits(now) {
             self.write(words);
         }
+    }
+
+    /// The same where nothing else has the count written: it comes before a line, when the last one was a while ago.
+    pub(crate) fn tell(&mut self, words: &str, now: Time) {
+        if now >= self.counted + WINDOW {
+            self.count();
+            self.counted = now;
+        }
+        self.say(words, now);
     }
 
     /// Whether lines were not written of which the count is not written either.

@@ -215,3 +215,28 @@ fn an_agent_gives_as_much_as_was_asked_for() {
         assert!(outcome.err.contains(expected), "{}", outcome.err);
     }
 }
+
+/// Notes about a log, as fast as they go.
+fn noting(_: &Frame<'_>, stream: &mut UnixStream) {
+    let note = || Answer::Note("x".repeat(1000));
+    let mut left = 0..5_000;
+    while left.next().is_some() && send(stream, note()) {}
+    std::thread::sleep(Duration::from_millis(1100));
+    send(stream, note());
+    send(stream, Answer::Done);
+}
+
+#[test]
+fn an_agent_floods_no_terminal_with_notes_about_a_log() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _uplink = hostile(&daemon, noting);
+    let outcome = run_with(daemon.runtime_dir(), &["logs", "web"]);
+    assert_eq!(outcome.code, Some(0), "{:.500}", outcome.err);
+    let lines: Vec<&str> = outcome.err.lines().collect();
+    assert!(lines.len() >= 102 && lines.len() < 120, "{}", lines.len());
+    let [.., count, last] = lines.as_slice() else {
+        unreachable!("there are more than two");
+    };
+    assert!(count.starts_with("suppressed 4"), "{count:.100}");
+    assert!(last.starts_with("web: xxx"), "{last:.100}");
+}

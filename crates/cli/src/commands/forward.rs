@@ -13,13 +13,10 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::forward::{self, Direction, Forward, Guest, Places};
 use crate::guest::Connection;
-use crate::lines::Budgeted;
+use crate::lines::{Budgeted, WINDOW};
 
 /// Words for a person that wait to be written. Who produces more waits.
 const MAX_WORDS: usize = 64;
-
-/// How often the lines that were not written are counted.
-const WINDOW: Duration = Duration::from_secs(1);
 
 /// The way to a VM's agent through the daemon.
 struct Vm {

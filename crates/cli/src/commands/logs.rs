@@ -1,12 +1,14 @@
 //! `ringdown logs`: a guest's journal, or files of it.
 
 use std::io::{self, IsTerminal};
+use std::time::Instant;
 
 use crate::arguments::LogsArguments;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::guest::GuestError;
 use crate::jobs::logs::{LogError, LogOptions, Style, write};
+use crate::lines::Budgeted;
 
 /// How many lines following begins with by default.
 const DEFAULT_LINES: u32 = 10;
@@ -36,8 +38,12 @@ pub fn run(client: &Client, options: LogsArguments) -> Result<(), Failure> {
         style,
     };
     let vm = client.wait_ready(&options.name, options.wait)?;
-    let mut notes = |words: &str| eprintln!("{}: {words}", vm.full_name());
-    match write(&vm.host, &log_options, &mut io::stdout().lock(), &mut notes) {
+    let mut lines = Budgeted::new(io::stderr());
+    let (name, start) = (vm.full_name(), Instant::now());
+    let mut notes = |words: &str| lines.tell(&format!("{name}: {words}"), start.elapsed());
+    let written = write(&vm.host, &log_options, &mut io::stdout().lock(), &mut notes);
+    lines.count();
+    match written {
         // The reader has had enough, as `head` does.
         Err(LogError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(LogError::Guest(error @ GuestError::Agent(_))) => Err(Failure::failed(format!(
