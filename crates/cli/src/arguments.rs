@@ -402,6 +402,9 @@ Examples:
   ringdown exec -t web sh
   ringdown exec web -- ls -t         -t is an option of both: behind `--` it is the command's
 
+With -t on a terminal each key is the command's, Ctrl-C too. As in ssh, Enter, ~ and . leave a guest that takes none, with exit code 255; Enter, ~ and ~
+send one ~.
+
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
 executed; 255 if the connection broke before the command's end was known, or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, or not to
 be reached by this user, 2 if the command line is wrong: nothing was started then.")]
@@ -502,6 +505,8 @@ pub struct AgentInstall {
 
 /// The options of `shell`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Each key is the shell's, Ctrl-C too. As in ssh, Enter, ~ and . leave a guest that takes none, with exit code 255; Enter, ~ and ~ send one ~.")]
 pub struct Shell {
     /// Name of the VM
     pub name: String,

@@ -3,13 +3,15 @@
 //! The client connects to the VM's host socket, asks for the agent's port, and speaks the agent protocol
 //! ([`wire::agent`]). Standard input, output and error stay apart, and each may stall without stalling the others: a
 //! thread each for reading input and for writing the two outputs, the calling thread for the frames that arrive, one for
-//! signals. What is buffered in between is bounded by the credit that was granted.
+//! signals. What is buffered in between is bounded by the credit that was granted. The keys of a raw terminal are read by a thread of their own, which
+//! sees those that leave the session whatever the agent does.
 //!
 //! # Exit codes
 //! The guest command's own; 128 + n if signal n ended it; as in a shell, 127 if there is no such command and 126 if it
 //! cannot be executed; as in ssh, 255 for everything else, above all a connection that breaks before the command's exit
 //! was reported. So 1 is always the command's word.
 
+mod escape;
 mod output;
 mod session;
 mod signals;
@@ -54,6 +56,8 @@ pub enum ExecError {
     Input(io::Error),
     #[error("interrupted; the guest's command may still run")]
     Interrupted,
+    #[error("left by ~.; the guest's command may still run")]
+    Left,
     #[error("cannot {what}: {source}")]
     Local {
         what: &'static str,

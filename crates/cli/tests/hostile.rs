@@ -16,7 +16,7 @@ use program::{ringdown, run_with};
 use terminal::Terminal;
 use wire::agent::job::{Answer, Ask, FileSystem, LogEntry, Stats};
 use wire::agent::transfer::{Message, Metadata, Totals};
-use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, OPERATION_CHANNEL};
+use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, OPERATION_CHANNEL, Stream};
 
 /// What steers a terminal, in each of its ways, and what turns text around.
 const STEERING: &str =
@@ -239,4 +239,44 @@ fn an_agent_floods_no_terminal_with_notes_about_a_log() {
     };
     assert!(count.starts_with("suppressed 4"), "{count:.100}");
     assert!(last.starts_with("web: xxx"), "{last:.100}");
+}
+
+/// A command that runs and takes no key: there is no credit for any.
+fn hanging(_: &Frame<'_>, stream: &mut UnixStream) {
+    let frames = [
+        Frame::Started { pid: 1 },
+        Frame::Data {
+            stream: Stream::Stdout,
+            bytes: b"it hangs",
+        },
+    ];
+    for frame in frames {
+        stream
+            .write_all(&frame.to_bytes(OPERATION_CHANNEL).unwrap())
+            .unwrap();
+    }
+}
+
+#[test]
+fn a_person_leaves_a_guest_that_takes_no_key() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _uplink = hostile(&daemon, hanging);
+    for words in [&["shell", "web"][..], &["exec", "-t", "web", "sh"][..]] {
+        let mut terminal = Terminal::open(80, 24);
+        let before = terminal.modes();
+        let mut command = ringdown(&words[..1]);
+        command.arg("--runtime-dir").arg(daemon.runtime_dir());
+        command.args(&words[1..]);
+        terminal.start(command);
+        terminal.wait_for("it hangs");
+        // Keys of the guest's, and a tilde that is inside of a line.
+        terminal.type_in("\x03\x1c~.");
+        terminal.type_in("\r~~\r");
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!terminal.screen().contains("left"));
+        terminal.type_in("~.");
+        assert_eq!(terminal.wait_for_end(), (Some(255), None));
+        assert!(terminal.screen().contains("left by ~."));
+        assert_eq!(terminal.modes(), before);
+    }
 }

@@ -15,6 +15,7 @@ use wire::agent::{
     ExecStart, ExitStatus, Frame, HEADER_LEN, MAX_DATA_LEN, OPERATION_CHANNEL, Stream, data_header,
 };
 
+use super::escape::Keys;
 use super::output::{Output, read_some};
 use super::terminal::{self, RawMode};
 use super::{ExecError, ExecOptions, Local, signals};
@@ -106,6 +107,8 @@ struct Shared {
     /// The command has ended or the connection has: signals are this process's own again.
     over: AtomicBool,
     interrupted: AtomicBool,
+    /// The person left, by the keys for it.
+    left: AtomicBool,
     raw_mode: Option<RawMode>,
     /// The first failure at the local ends of the streams.
     problem: Mutex<Option<ExecError>>,
@@ -144,6 +147,13 @@ impl Shared {
         sys::lock(&self.input).closed = true;
         self.input_changed.notify_all();
     }
+
+    /// The session ends, whatever the agent does, and `why` says it.
+    fn leave(&self, why: &AtomicBool) {
+        why.store(true, Ordering::Release);
+        self.over.store(true, Ordering::Release);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 /// A command that runs, seen from here.
@@ -181,6 +191,7 @@ impl Running {
             stderr: Output::new(STDERR_WINDOW),
             over: AtomicBool::new(false),
             interrupted: AtomicBool::new(false),
+            left: AtomicBool::new(false),
             raw_mode,
             problem: Mutex::new(None),
         });
@@ -226,8 +237,25 @@ impl Running {
             ..
         } = local;
         let shared = Arc::clone(&self.shared);
-        // Not waited for at the end: it may be inside a read of a terminal without input.
-        spawn("stdin", Box::new(move || send_input(&shared, &stdin)))?;
+        // Neither is waited for at the end: one may be inside a read of a terminal without input.
+        if self.shared.raw_mode.is_some() {
+            let keys = Arc::new(Keys::default());
+            let (typed, watched) = (Arc::clone(&keys), Arc::clone(&shared));
+            let watch = move || {
+                if typed.watch(&stdin) {
+                    watched.leave(&watched.left);
+                }
+            };
+            spawn("keys", Box::new(watch))?;
+            let send = move || {
+                send_input(&shared, |buffer| keys.take(buffer));
+                keys.close();
+            };
+            spawn("stdin", Box::new(send))?;
+        } else {
+            let send = move || send_input(&shared, |buffer| read_some(&stdin, buffer));
+            spawn("stdin", Box::new(send))?;
+        }
         for (stream, file) in [(Stream::Stdout, stdout), (Stream::Stderr, stderr)] {
             let shared = Arc::clone(&self.shared);
             self.writers.push(spawn(
@@ -252,6 +280,9 @@ impl Running {
         }
         if self.shared.interrupted.load(Ordering::Acquire) {
             return Err(ExecError::Interrupted);
+        }
+        if self.shared.left.load(Ordering::Acquire) {
+            return Err(ExecError::Left);
         }
         let status = result?;
         match sys::lock(&self.shared.problem).take() {
@@ -333,11 +364,11 @@ fn copy_of_files(local: &Local) -> Result<Local, ExecError> {
 }
 
 /// Send standard input, as far as there is credit, until it ends or is no longer wanted.
-fn send_input(shared: &Shared, stdin: &std::os::fd::OwnedFd) {
+fn send_input(shared: &Shared, mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) {
     let mut frame = vec![0; HEADER_LEN + MAX_DATA_LEN];
     while let Some(allowance) = shared.input_allowance() {
         let limit = allowance.min(MAX_DATA_LEN);
-        match read_some(stdin, &mut frame[HEADER_LEN..HEADER_LEN + limit]) {
+        match read(&mut frame[HEADER_LEN..HEADER_LEN + limit]) {
             Ok(0) => break,
             Ok(count) => {
                 sys::lock(&shared.input).credit.spend(count);
@@ -404,9 +435,7 @@ impl signals::Receiver for Forwarding {
     }
 
     fn give_up(&self) {
-        self.shared.interrupted.store(true, Ordering::Release);
-        self.shared.over.store(true, Ordering::Release);
-        let _ = self.shared.stream.shutdown(Shutdown::Both);
+        self.shared.leave(&self.shared.interrupted);
     }
 
     fn is_over(&self) -> bool {
