@@ -200,6 +200,37 @@ fn no_service_removes_or_gives_away_a_directory_of_another() {
     assert!(!OPENRC_SCRIPT.contains("/run/ringdown"));
 }
 
+#[test]
+fn units_of_the_host_call_the_program_where_the_package_has_it() {
+    let package = include_str!("../../../../scripts/package");
+    assert!(package.contains(r#"put 0755 "$binaries/ringdown" usr/bin/ringdown"#));
+    let units = [
+        (
+            include_str!("../../../../packaging/systemd/ringdown.service"),
+            "ringdown.service",
+        ),
+        (
+            include_str!("../../../../packaging/systemd/ringdown-keeper.service"),
+            "ringdown-keeper.service",
+        ),
+        (
+            include_str!("../../../../packaging/systemd/ringdown-guests.service"),
+            "ringdown-guests.service",
+        ),
+    ];
+    for (unit, name) in units {
+        assert!(package.contains(name), "{name} is not in the package");
+        let commands: Vec<&str> = unit
+            .lines()
+            .filter(|line| line.starts_with("Exec") && line.contains("/ringdown "))
+            .collect();
+        assert!(!commands.is_empty(), "{name}");
+        for command in commands {
+            assert!(command.contains("=/usr/bin/ringdown "), "{name}: {command}");
+        }
+    }
+}
+
 const CLOUD_INIT: &str = include_str!("../../../../packaging/cloud-init/ringdown-agent.yaml");
 
 /// The words of the only item of `runcmd`, which is a list with a block at its end.
