@@ -409,11 +409,7 @@ fn gives_up_part() -> String {
 fn a_program_that_gives_up_ends_its_call() {
     let (said, _, ended) = run_with("gives up", true, None, true);
     assert_eq!(said, format!("{:?}", Err::<(), _>(Errno::INPROGRESS)));
-    let until = Instant::now() + Duration::from_secs(20);
-    while ended.load(Ordering::Relaxed) == 0 {
-        assert!(Instant::now() < until, "it goes on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until(|| ended.load(Ordering::Relaxed) > 0);
 }
 
 fn options_part() -> String {
@@ -511,10 +507,27 @@ fn backlog_part() -> String {
         let thread = std::thread::Builder::new().stack_size(64 << 10);
         thread.spawn(move || TcpStream::connect(address)).unwrap();
     }
-    std::thread::sleep(Duration::from_secs(1));
+    wait_until(|| calls_to(address.port()) == 80);
     let mut stream = TcpStream::connect("192.0.2.7:80").unwrap();
     read_early(&mut stream);
     "done".to_owned()
+}
+
+/// How many sockets of this network namespace call this port of 127.0.0.1, or have called it, in whatever state.
+fn calls_to(port: u16) -> usize {
+    let to = format!("0100007F:{port:04X}");
+    let sockets = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let remote = |line: &&str| line.split_whitespace().nth(2) == Some(&*to);
+    sockets.lines().filter(remote).count()
+}
+
+/// Waits for what has to come.
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < until, "it has not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
@@ -624,20 +637,25 @@ fn flood_part() -> String {
         assert_eq!(other, [198, 18, 0, 3]);
     }
     static IS_OVER: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
-    let others: Vec<_> = (0..3)
-        .map(|_| {
-            std::thread::spawn(|| {
-                as_user(4242, || {
+    static SENT: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+    let others: Vec<_> = SENT
+        .iter()
+        .map(|sent| {
+            std::thread::spawn(move || {
+                as_user(4242, move || {
                     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
                     socket.connect("203.0.113.9:53").unwrap();
                     while !IS_OVER.load(std::sync::atomic::Ordering::Relaxed) {
                         let _ = socket.send(QUESTION);
+                        sent.fetch_add(1, Ordering::Relaxed);
                     }
                 });
             })
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(500));
+    // Far more than have a place.
+    let is_flooded = |sent: &AtomicUsize| sent.load(Ordering::Relaxed) >= 1000;
+    wait_until(|| SENT.iter().all(is_flooded));
     // None of them is lost.
     for _ in 0..20 {
         assert_eq!(asked_by_datagram("203.0.113.9:53"), [198, 18, 0, 2]);
