@@ -59,16 +59,8 @@ three-vms: build ## show examples/three-vms with real guests
 	@$(CARGO) xtask images --layer tools
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask three-vms
 
-test: ## check everything, with real guests
-	@scripts/setup tests
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory tidy
-	@$(MAKE) --no-print-directory build images
-	@echo '[test] unit tests and scenarios with real guests, in one queue; then examples in comments'
-	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask tests; tests=$$?; \
-		$(CARGO) test --workspace --exclude ringdown-e2e --doc && exit $$tests
-	@$(CARGO) xtask promises
-	@$(MAKE) --no-print-directory interleavings PREEMPTIONS=2
+test: ## check everything, with real guests; the seconds of each step at the end
+	@MAKE='$(MAKE)' CARGO='$(CARGO)' RINGDOWN_BIN=$(RINGDOWN) scripts/test
 
 check: ## format, clippy, and unit tests of the packages that changed
 	@scripts/check

@@ -2,7 +2,7 @@
 //! pass. So as many run as there are processors, and further ones while a processor has nothing to do. The tests of one suite share guests and
 //! ports, so a suite is what can be moved.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -28,6 +28,9 @@ const SPARE: f64 = 0.5;
 
 /// How many suites run for each processor at most, since each takes memory for its guests.
 const MOST_EACH: usize = 3;
+
+/// How many of the longest suites are listed at the end.
+const LISTED: usize = 12;
 
 /// Which tests run, and how many at a time.
 #[derive(Debug, clap::Args)]
@@ -66,11 +69,18 @@ pub fn run(arguments: &TestsArguments) -> Result<()> {
         .join("tests-took.json");
     let mut times = read_times(&times_path);
     order(&mut suites, &times);
-    let started = Instant::now();
+    let (started, idle) = (Instant::now(), idle_ticks());
+    let names: BTreeSet<_> = suites.iter().map(Suite::full_name).collect();
     let count = suites.len();
     eprintln!("[tests] {count} suites");
     let failed = run_all(suites, &places(arguments), &mut times)?;
     fs::write(&times_path, serde_json::to_vec(&times)?)?;
+    times.retain(|name, _| names.contains(name));
+    eprintln!("[tests] the longest, in seconds: {}", longest(&times));
+    if let (Some(before), Some(now)) = (idle, idle_ticks()) {
+        let idle = now.saturating_sub(before) / rustix::param::clock_ticks_per_second();
+        eprintln!("[tests] all processors together had nothing to do for {idle} s");
+    }
     if !failed.is_empty() {
         bail!("of {count} suites these failed: {}", failed.join(", "));
     }
@@ -213,6 +223,15 @@ fn order(suites: &mut [Suite], times: &BTreeMap<String, u64>) {
     });
 }
 
+/// What took longest, the longest first.
+fn longest(times: &BTreeMap<String, u64>) -> String {
+    let mut times: Vec<_> = times.iter().collect();
+    times.sort_by_key(|(_, seconds)| std::cmp::Reverse(**seconds));
+    let listed = times.iter().take(LISTED);
+    let listed: Vec<_> = listed.map(|(name, s)| format!("{name} {s}")).collect();
+    listed.join(", ")
+}
+
 /// How many seconds suites took the last time; nothing if that is not known.
 fn read_times(path: &Path) -> BTreeMap<String, u64> {
     let text = fs::read(path).unwrap_or_default();
@@ -268,6 +287,14 @@ mod tests {
         );
         let names: Vec<_> = suites.iter().map(|suite| &*suite.name).collect();
         assert_eq!(names, ["short", "long", "unknown", "small", "large"]);
+    }
+
+    #[test]
+    fn the_longest_are_listed_first() {
+        let times = (0..20).map(|s| (format!("e2e/{s:02}"), s)).collect();
+        let listed = longest(&times);
+        assert!(listed.starts_with("e2e/19 19, e2e/18 18, "), "{listed}");
+        assert!(listed.ends_with(", e2e/08 8"), "{listed}");
     }
 
     #[test]
