@@ -134,17 +134,15 @@ fn is_known(test: &str, known: &BTreeSet<String>) -> bool {
 /// The tests that `make test` runs.
 fn tests() -> Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
-    // In the two parts in which `make test` builds them, so that nothing is built for this alone.
-    for packages in [suites::UNITS, suites::SCENARIOS] {
-        for suite in suites::build(packages)? {
-            let all = listed(&suite, &[])?;
-            let ignored = listed(&suite, &["--ignored"])?;
-            let place = suite.full_name();
-            names.extend(
-                all.difference(&ignored)
-                    .map(|test| format!("{place}::{test}")),
-            );
-        }
+    // As `make test` builds them, so that nothing is built for this alone.
+    for suite in suites::build(suites::ALL)? {
+        let all = listed(&suite, &[])?;
+        let ignored = listed(&suite, &["--ignored"])?;
+        let place = suite.full_name();
+        names.extend(
+            all.difference(&ignored)
+                .map(|test| format!("{place}::{test}")),
+        );
     }
     Ok(names)
 }

@@ -57,11 +57,10 @@ struct Running {
 /// # Errors
 /// When they cannot be built, or one of them has failed.
 pub fn run(arguments: &TestsArguments) -> Result<()> {
-    let mut suites = Vec::new();
-    if !arguments.scenarios {
-        suites = suites::build(suites::UNITS)?;
-    }
-    suites.extend(suites::build(suites::SCENARIOS)?);
+    let mut suites = suites::build(match arguments.scenarios {
+        true => suites::SCENARIOS,
+        false => suites::ALL,
+    })?;
     let times_path = suites
         .first()
         .and_then(|suite| suite.program.parent())
