@@ -12,7 +12,7 @@ use agent::launch;
 use agent::server::Server;
 use agent::transparent::doctor::{self, Doctor};
 use agent::transparent::unit::Transparent;
-use agent::transparent::{self, Run};
+use agent::transparent::{self, Run, activated};
 use agent::transport::Endpoint;
 use wire::directory::Request as Question;
 
@@ -34,6 +34,9 @@ fn main() -> ExitCode {
             Err(_) => ExitCode::FAILURE,
         };
     }
+    if first.as_deref() == Some(activated::SUBCOMMAND.as_ref()) {
+        return activated::run(arguments);
+    }
     if first.as_deref() == Some(doctor::PROBE.as_ref()) {
         return if doctor::probe() {
             ExitCode::SUCCESS
@@ -45,7 +48,7 @@ fn main() -> ExitCode {
         return examine(arguments);
     }
     if first.as_deref() == Some("transparent".as_ref()) {
-        return print_drop_in(arguments);
+        return make_transparent(arguments);
     }
     if first.as_deref() == Some("run".as_ref()) {
         return run(arguments);
@@ -155,7 +158,7 @@ fn examine(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// Says how a service is started by `run`.
-fn print_drop_in(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+fn make_transparent(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let transparent = match Transparent::parse(arguments) {
         Ok(Some(transparent)) => transparent,
         Ok(None) => {
@@ -167,7 +170,7 @@ fn print_drop_in(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match transparent.drop_in() {
+    match transparent.carry_out() {
         Ok(text) => {
             print!("{text}");
             ExitCode::SUCCESS

@@ -23,12 +23,14 @@
 //! This is compatibility and no boundary: there are ways past the filter, and what a guest may call is decided on the host. If this process ends, the calls that stop
 //! fail with `ENOSYS`; circuits that are there go on.
 
+pub mod activated;
 mod address;
 mod datagrams;
 mod dns;
 pub mod doctor;
 pub(crate) mod loopback;
 mod names;
+mod ready;
 mod resolver;
 mod sockets;
 mod supervisor;
@@ -37,10 +39,11 @@ mod way;
 
 use std::ffi::OsString;
 use std::io;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 
-use sys::foreground::Foreground;
+use sys::foreground::{Background, Foreground};
 use sys::supervise::{self, SpawnError, Supervision, SystemCall, Watched, When};
 use wire::directory::Request;
 
@@ -143,6 +146,8 @@ pub struct Run {
     arguments: Vec<OsString>,
     egress: Egress,
     is_verbose: bool,
+    /// Whether it goes on in the background when the program has ended, and which file has the number of its main process then.
+    background: Option<Option<PathBuf>>,
 }
 
 /// Which service is the way out.
@@ -236,18 +241,24 @@ fn check_vsock() -> Result<(), String> {
 }
 
 impl Run {
-    /// Reads `[--egress NAME|PORT] [--verbose] [--] PROGRAM [ARGUMENT]...`. Nothing if help is asked for.
+    /// Reads `[--egress NAME|PORT] [--verbose] [--background [--pid-file FILE]] [--] PROGRAM [ARGUMENT]...`. Nothing if help is asked for.
     ///
     /// # Errors
     /// What was expected, in words.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Option<Run>, String> {
         let mut arguments = arguments.into_iter();
         let (mut egress, mut is_verbose) = (Egress::Named(DEFAULT_SERVICE.to_owned()), false);
+        let (mut is_background, mut pid_file) = (false, None);
         let program = loop {
             let next = arguments.next().ok_or("run expects a program")?;
             match next.to_str() {
                 Some("--help" | "-h") => return Ok(None),
                 Some("--verbose") => is_verbose = true,
+                Some("--background") => is_background = true,
+                Some("--pid-file") => {
+                    let file = arguments.next().ok_or("--pid-file expects a file")?;
+                    pid_file = Some(file.into());
+                }
                 Some("--egress") => egress = Egress::parse(arguments.next())?,
                 Some("--") => break arguments.next().ok_or("run expects a program")?,
                 Some(option) if option.starts_with('-') => {
@@ -256,7 +267,11 @@ impl Run {
                 _ => break next,
             }
         };
+        if pid_file.is_some() && !is_background {
+            return Err("run: --pid-file is for --background".to_owned());
+        }
         Ok(Some(Run {
+            background: is_background.then_some(pid_file),
             program,
             arguments: arguments.collect(),
             egress,
@@ -286,6 +301,7 @@ impl Run {
     fn run_by(self, way: Box<dyn Way>, starting: io::Result<Starting>) -> Result<u8, RunError> {
         let local = |what| move |source| RunError::Local { what, source };
         let foreground = Foreground::begin().map_err(local("take the program's signals"))?;
+        let helper = starting.as_ref().ok().map(|starting| starting.process);
         let datagrams = starting.and_then(Starting::finish);
         if let (Err(error), true) = (&datagrams, self.is_verbose) {
             eprintln!(
@@ -293,8 +309,12 @@ impl Run {
             );
         }
         let datagrams = datagrams.ok();
-        let mut command = Command::new(&self.program);
+        let mut command = activated::command(&self.program);
         command.args(&self.arguments);
+        if self.background.is_some() {
+            // A program that goes on in the background was not started by what asks for that.
+            command.env_remove(ready::SOCKET);
+        }
         let program = self.program;
         let has_tcp = loopback::kernel_has_tcp();
         let spawned = supervise::spawn(command, &supervision(datagrams.is_none(), has_tcp));
@@ -305,12 +325,19 @@ impl Run {
             .map_err(local("watch the program"))?;
         let supervisor = Arc::new(supervisor);
         let thread = std::thread::Builder::new().name("supervisor".into());
+        let own = Arc::clone(&supervisor);
         thread
-            .spawn(move || supervisor.run())
+            .spawn(move || own.run())
             .map_err(local("start a thread"))?;
-        foreground
-            .attend(&child)
-            .map_err(local("wait for the program"))
+        let code = match self.background {
+            None => foreground.attend(&child),
+            Some(pid_file) => {
+                let background = Background { pid_file, helper };
+                let is_over = || supervisor.is_over();
+                foreground.attend_in_background(&child, &background, is_over, ready::say)
+            }
+        };
+        code.map_err(local("wait for the program"))
     }
 }
 

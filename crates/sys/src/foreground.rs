@@ -12,6 +12,10 @@ use rustix::termios::tcgetpgrp;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
+mod background;
+
+pub use background::Background;
+
 /// The signals that are the command's. Others it has in common with this process, such as those of the terminal, or they are not sent.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
@@ -91,6 +95,10 @@ fn wait_for(pid: Pid) -> io::Result<ExitStatus> {
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+fn code_of(status: rustix::process::WaitStatus) -> u8 {
+    exit_code(ExitStatus::from_raw(status.as_raw()))
 }
 
 fn exit_code(status: ExitStatus) -> u8 {

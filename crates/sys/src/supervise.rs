@@ -19,6 +19,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::sync::Mutex;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -387,6 +388,14 @@ impl Listener {
         // SAFETY: the kernel reads a number.
         let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), request, &call.id) };
         result == 0
+    }
+
+    /// Whether no supervised process is left.
+    pub fn is_over(&self) -> bool {
+        let mut polled = [PollFd::new(&self.descriptor, PollFlags::IN)];
+        let at_once = rustix::event::Timespec::default();
+        let seen = rustix::event::poll(&mut polled, Some(&at_once));
+        seen.is_ok() && polled[0].revents().contains(PollFlags::HUP)
     }
 
     /// Has the call return this value, or fail with this error.

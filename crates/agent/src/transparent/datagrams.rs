@@ -32,7 +32,11 @@ const MAX_RESOLVERS: usize = 2 * MAX_USERS;
 
 /// The other process, which is starting.
 #[derive(Debug)]
-pub(crate) struct Starting(UnixStream);
+pub(crate) struct Starting {
+    stream: UnixStream,
+    /// Its number.
+    pub(crate) process: u32,
+}
 
 /// Where datagram sockets come from.
 #[derive(Debug)]
@@ -55,7 +59,9 @@ impl Starting {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         // The program's parent waits for all its children, whichever they are.
-        command.spawn().map(|_| Starting(ours))
+        let process = command.spawn()?.id();
+        let stream = ours;
+        Ok(Starting { stream, process })
     }
 
     /// Waits until there is a namespace. With it come the sockets at which every question in it arrives.
@@ -63,8 +69,8 @@ impl Starting {
     /// # Errors
     /// Why there is none.
     pub(crate) fn finish(self) -> io::Result<(Datagrams, Vec<OwnedFd>)> {
-        let resolvers = answer(&self.0, MAX_RESOLVERS)?;
-        let process = Mutex::new(self.0);
+        let resolvers = answer(&self.stream, MAX_RESOLVERS)?;
+        let process = Mutex::new(self.stream);
         Ok((Datagrams { process }, resolvers))
     }
 }

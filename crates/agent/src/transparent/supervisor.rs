@@ -101,6 +101,11 @@ impl Supervisor {
         })
     }
 
+    /// Whether none of the program's processes is left.
+    pub(crate) fn is_over(&self) -> bool {
+        self.listener.is_over()
+    }
+
     /// Answers calls for as long as this process lives.
     pub(crate) fn run(self: &Arc<Supervisor>) {
         let own = Arc::clone(self);

@@ -1021,6 +1021,7 @@ fn the_command_line_is_read() {
             arguments: arguments.iter().map(OsString::from).collect(),
             egress,
             is_verbose,
+            background: None,
         }))
     };
     let named = |name: &str| Egress::Named(name.to_owned());
@@ -1035,12 +1036,18 @@ fn the_command_line_is_read() {
     let words = ["--egress", "way-out", "--", "git"];
     assert_eq!(parse(&words), run(named("way-out"), "git", &[], false));
     assert_eq!(parse(&["--help", "curl"]), Ok(None));
+    let background = |words: &[&str]| parse(words).unwrap().unwrap().background;
+    assert_eq!(background(&["--background", "nginx"]), Some(None));
+    let words = ["--background", "--pid-file", "/run/a", "--", "nginx"];
+    assert_eq!(background(&words), Some(Some("/run/a".into())));
     for words in [
         &[][..],
         &["--"],
         &["--egress"],
         &["--egress", "4294967295", "curl"],
         &["--other", "curl"],
+        &["--pid-file", "/run/a", "curl"],
+        &["--background", "--pid-file"],
     ] {
         parse(words).unwrap_err();
     }

@@ -166,6 +166,21 @@ fn stuck_part() -> String {
 }
 
 #[test]
+fn it_is_known_when_no_process_is_left() {
+    // The shell's child has the filter, too.
+    let mut command = Command::new("sh");
+    command.args(["-c", "sleep 1 & exec true"]);
+    let (mut child, listener) = spawn(command, &supervision(&[])).unwrap();
+    child.wait().unwrap();
+    assert!(!listener.is_over());
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !listener.is_over() {
+        assert!(std::time::Instant::now() < end);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn a_user_whose_call_takes_for_ever_holds_up_itself_only() {
     if !rustix::process::geteuid().is_root() {
         println!("not tried: this user cannot become others");
