@@ -13,7 +13,7 @@
 //!   last byte and not further, and then has the program's call succeed, or fail with what the answer means ([`way::open`]), also of a non-blocking socket.
 //! - `socket` of a UDP socket gives the program one of the kernel's, of a network namespace in which every address has the resolver ([`resolver`]) at port 53, and no foreign one anything else
 //!   ([`datagrams`]). Where there are no such namespaces, it is one end of a pair, whose other end the resolver has.
-//! - Whatever server a program asks at port 53, the resolver answers, unless one of the guest's own has that address of the loopback, with addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so
+//! - Whatever server a program asks at port 53, the resolver answers (unless that is switched off: then it passes questions on, over TCP, to that server, [`servers`]), unless one of the guest's own has that address of the loopback, with addresses that stand for names ([`names`]). `connect` to such an address asks egress for the name, so
 //!   that the policy decides by the name.
 //! - An address of the guest's own is its kernel's: a socket of the kernel's takes the program's place at `connect`, `bind` or `listen`.
 //!   A kernel without INET has none: then both ends are AF_UNIX sockets ([`loopback`]), and `accept` is answered, too.
@@ -32,6 +32,7 @@ pub(crate) mod loopback;
 mod names;
 mod ready;
 mod resolver;
+mod servers;
 mod sockets;
 mod supervisor;
 pub mod unit;
@@ -50,7 +51,7 @@ use wire::directory::Request;
 use crate::directory;
 pub use datagrams::SUBCOMMAND;
 use datagrams::Starting;
-use supervisor::Supervisor;
+use supervisor::{Manner, Supervisor};
 use way::{VsockWay, Way};
 
 /// The service that is asked for, unless another is named.
@@ -146,6 +147,8 @@ pub struct Run {
     arguments: Vec<OsString>,
     egress: Egress,
     is_verbose: bool,
+    /// Whether the agent answers questions for names.
+    resolves: bool,
     /// Whether it goes on in the background when the program has ended, and which file has the number of its main process then.
     background: Option<Option<PathBuf>>,
 }
@@ -241,19 +244,26 @@ fn check_vsock() -> Result<(), String> {
 }
 
 impl Run {
-    /// Reads `[--egress NAME|PORT] [--verbose] [--background [--pid-file FILE]] [--] PROGRAM [ARGUMENT]...`. Nothing if help is asked for.
+    /// Reads `[--egress NAME|PORT] [--verbose] [--resolver names|off] [--background [--pid-file FILE]] [--] PROGRAM [ARGUMENT]...`. Nothing if help is asked for.
     ///
     /// # Errors
     /// What was expected, in words.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Option<Run>, String> {
         let mut arguments = arguments.into_iter();
         let (mut egress, mut is_verbose) = (Egress::Named(DEFAULT_SERVICE.to_owned()), false);
-        let (mut is_background, mut pid_file) = (false, None);
+        let (mut resolves, mut is_background, mut pid_file) = (true, false, None);
         let program = loop {
             let next = arguments.next().ok_or("run expects a program")?;
             match next.to_str() {
                 Some("--help" | "-h") => return Ok(None),
                 Some("--verbose") => is_verbose = true,
+                Some("--resolver") => {
+                    resolves = match arguments.next().as_deref().and_then(|word| word.to_str()) {
+                        Some("names") => true,
+                        Some("off") => false,
+                        _ => return Err("--resolver expects names or off".to_owned()),
+                    };
+                }
                 Some("--background") => is_background = true,
                 Some("--pid-file") => {
                     let file = arguments.next().ok_or("--pid-file expects a file")?;
@@ -271,6 +281,7 @@ impl Run {
             return Err("run: --pid-file is for --background".to_owned());
         }
         Ok(Some(Run {
+            resolves,
             background: is_background.then_some(pid_file),
             program,
             arguments: arguments.collect(),
@@ -295,10 +306,10 @@ impl Run {
             Egress::Port(port) => *port,
             Egress::Named(name) => port_of(name).map_err(RunError::NoWay)?,
         };
-        self.run_by(Box::new(VsockWay::new(port)), datagrams)
+        self.run_by(Arc::new(VsockWay::new(port)), datagrams)
     }
 
-    fn run_by(self, way: Box<dyn Way>, starting: io::Result<Starting>) -> Result<u8, RunError> {
+    fn run_by(self, way: Arc<dyn Way>, starting: io::Result<Starting>) -> Result<u8, RunError> {
         let local = |what| move |source| RunError::Local { what, source };
         let foreground = Foreground::begin().map_err(local("take the program's signals"))?;
         let helper = starting.as_ref().ok().map(|starting| starting.process);
@@ -307,6 +318,10 @@ impl Run {
             eprintln!(
                 "ringdown-agent run: datagrams do not show where they come from: no network namespace: {error}"
             );
+        }
+        if let (Err(error), false) = (&datagrams, self.resolves) {
+            let words = format!("--resolver off needs a network namespace for UDP: {error}");
+            return Err(RunError::NoWay(words));
         }
         let datagrams = datagrams.ok();
         let mut command = activated::command(&self.program);
@@ -321,7 +336,12 @@ impl Run {
         let (child, listener) = spawned.map_err(|source| RunError::Spawn { program, source })?;
         // The program keeps its own limit. A call under way needs up to four descriptors here.
         let _ = sys::descriptors::raise_limit();
-        let supervisor = Supervisor::new(listener, way, datagrams, has_tcp, self.is_verbose)
+        let manner = Manner {
+            has_tcp,
+            resolves: self.resolves,
+            is_verbose: self.is_verbose,
+        };
+        let supervisor = Supervisor::new(listener, way, datagrams, manner)
             .map_err(local("watch the program"))?;
         let supervisor = Arc::new(supervisor);
         let thread = std::thread::Builder::new().name("supervisor".into());

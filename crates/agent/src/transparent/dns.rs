@@ -20,6 +20,9 @@ const TTL: Ttl = Ttl::from_secs(30);
 /// The longest question that is read, in bytes.
 pub(crate) const MAX_QUESTION_LEN: usize = 1232;
 
+/// So long an answer over UDP may always be (RFC 1035, section 4.2.1).
+const MIN_ANSWER_LEN: u16 = 512;
+
 type OwnedName = Name<Vec<u8>>;
 type Data = ZoneRecordData<Vec<u8>, OwnedName>;
 
@@ -43,6 +46,28 @@ pub(crate) fn answer(bytes: &[u8], names: &mut Names, user: UserNumber) -> Optio
     let is_asked = |data: &&Data| kind == Rtype::ANY || kind == data.rtype();
     let records: Vec<&Data> = records.iter().filter(is_asked).collect();
     write(message, rcode, &asked, &records).ok()
+}
+
+/// An answer from elsewhere, if it fits into what the program takes over UDP, or else one that has it ask over TCP.
+pub(crate) fn fitting(question: &[u8], answer: Vec<u8>) -> Option<Vec<u8>> {
+    let asked = Message::from_slice(question).ok()?;
+    let room = asked.opt().map_or(0, |opt| opt.udp_payload_size());
+    if answer.len() <= room.max(MIN_ANSWER_LEN).into() {
+        return Some(answer);
+    }
+    let mut short = MessageBuilder::new_vec()
+        .start_answer(asked, Rcode::NOERROR)
+        .ok()?;
+    short.header_mut().set_tc(true);
+    Some(short.finish())
+}
+
+/// An answer that says why there is none.
+pub(crate) fn failure(question: &[u8], rcode: Rcode) -> Option<Vec<u8>> {
+    let asked = Message::from_slice(question).ok();
+    let asked = asked.filter(|asked| !asked.header().qr())?;
+    let answer = MessageBuilder::new_vec().start_answer(asked, rcode).ok()?;
+    Some(answer.finish())
 }
 
 /// All that is known of a name; nothing if there is none.
@@ -196,6 +221,46 @@ mod tests {
         names.addresses_of(other, "secret.example");
         let secret = "2.0.18.198.in-addr.arpa";
         assert_eq!(ask_as(other, secret, Rtype::PTR, &mut names).1.len(), 0);
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_has_the_program_ask_again() {
+        let question = |room: Option<u16>| {
+            let mut question = MessageBuilder::new_vec().question();
+            question.header_mut().set_id(0x1234);
+            let name: OwnedName = Name::vec_from_str("web.example").unwrap();
+            question.push((name, Rtype::TXT)).unwrap();
+            let mut rest = question.additional();
+            if let Some(room) = room {
+                rest.opt(|opt| {
+                    opt.set_udp_payload_size(room);
+                    Ok(())
+                })
+                .unwrap();
+            }
+            rest.finish()
+        };
+        for (room, len, is_whole) in [
+            (None, 512, true),
+            (None, 513, false),
+            (Some(1232), 1232, true),
+            (Some(1232), 1233, false),
+            (Some(100), 512, true),
+        ] {
+            let question = question(room);
+            let found = fitting(&question, vec![7; len]).unwrap();
+            assert_eq!(found == vec![7; len], is_whole, "{room:?} {len}");
+            if !is_whole {
+                let short = Message::from_slice(&found).unwrap();
+                assert!(short.header().tc() && short.header().qr());
+                assert_eq!(short.header().id(), 0x1234);
+                assert_eq!(short.sole_question().unwrap().qtype(), Rtype::TXT);
+            }
+        }
+        let refused = failure(&question(None), Rcode::REFUSED).unwrap();
+        let refused = Message::from_slice(&refused).unwrap();
+        assert_eq!(refused.header().rcode(), Rcode::REFUSED);
+        assert_eq!(failure(&[0; 3], Rcode::REFUSED), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! by one thread. Where the sockets are pairs, each user has a thread: a program can send descriptors along (`SCM_RIGHTS`), and to receive them closes them, which may take as long as it wants (`SO_LINGER`).
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -19,6 +20,7 @@ use sys::supervise::{MAX_USERS, UserNumber};
 
 use super::dns::{self, MAX_QUESTION_LEN};
 use super::names::Names;
+use super::servers::Servers;
 use super::sockets::{Kind, Sockets};
 use crate::share::Places;
 
@@ -49,7 +51,7 @@ pub(crate) struct Resolver {
 }
 
 impl Resolver {
-    /// At the sockets `questions` arrive those of any number of the programs' sockets: one for each user, and family by family.
+    /// At the sockets `questions` arrive those of any number of the programs' sockets: one for each user, and family by family. They are for the servers, if there are such.
     ///
     /// # Errors
     /// The system has no descriptor or no thread left.
@@ -57,6 +59,7 @@ impl Resolver {
         sockets: Arc<Mutex<Sockets>>,
         names: Arc<Mutex<Names>>,
         questions: Vec<OwnedFd>,
+        servers: Option<Arc<Servers>>,
     ) -> io::Result<Resolver> {
         if !questions.is_empty() {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -65,7 +68,7 @@ impl Resolver {
                 epoll::add(&epoll, socket, data, epoll::EventFlags::IN)?;
             }
             let known = Arc::clone(&names);
-            start_thread(move || answer_all(&epoll, &questions, &known))?;
+            start_thread(move || answer_all(&epoll, &questions, &known, servers.as_ref()))?;
         }
         Ok(Resolver {
             pairs: Mutex::default(),
@@ -139,11 +142,16 @@ fn attend(epoll: &OwnedFd, mut work: impl FnMut(&epoll::Event)) {
     }
 }
 
-fn answer_all(epoll: &OwnedFd, questions: &[OwnedFd], names: &Mutex<Names>) {
+fn answer_all(
+    epoll: &OwnedFd,
+    questions: &[OwnedFd],
+    names: &Mutex<Names>,
+    servers: Option<&Arc<Servers>>,
+) {
     attend(epoll, |event| {
         let index = event.data.u64() as usize;
         if let Some(socket) = questions.get(index) {
-            serve_all(socket, names, UserNumber::of(index % MAX_USERS));
+            serve_all(socket, names, servers, UserNumber::of(index % MAX_USERS));
         }
     });
 }
@@ -191,15 +199,55 @@ fn serve(end: &OwnedFd, is_asked: bool, names: &Mutex<Names>, user: UserNumber) 
 }
 
 /// Answers what is there at a socket of the resolver's own, from the address that was asked. What cannot be answered is lost, as over UDP.
-fn serve_all(socket: &OwnedFd, names: &Mutex<Names>, user: UserNumber) {
+fn serve_all(
+    socket: &OwnedFd,
+    names: &Mutex<Names>,
+    servers: Option<&Arc<Servers>>,
+    user: UserNumber,
+) {
     for _ in 0..MAX_QUESTIONS {
-        if answer_asker(socket, names, user) == Err(nix::errno::Errno::EAGAIN) {
+        let answered = receive_question(socket).and_then(|question| match (question, servers) {
+            (Some(question), None) => {
+                let answer = {
+                    let mut names = sys::lock(names);
+                    dns::answer(&question.bytes, &mut names, user)
+                };
+                answer.map_or(Ok(()), |answer| reply(socket, &question, &answer))
+            }
+            (Some(question), Some(servers)) => {
+                pass_on(socket, question, servers, user);
+                Ok(())
+            }
+            (None, _) => Ok(()),
+        });
+        if answered == Err(nix::errno::Errno::EAGAIN) {
             return;
         }
     }
 }
 
-fn answer_asker(socket: &OwnedFd, names: &Mutex<Names>, user: UserNumber) -> nix::Result<()> {
+/// A question, who asks, and whom.
+struct Question {
+    bytes: Vec<u8>,
+    asker: SockaddrStorage,
+    asked: ControlMessageOwned,
+}
+
+impl Question {
+    fn server(&self) -> Option<IpAddr> {
+        match &self.asked {
+            ControlMessageOwned::Ipv4PacketInfo(info) => {
+                Some(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into())
+            }
+            ControlMessageOwned::Ipv6PacketInfo(info) => {
+                Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn receive_question(socket: &OwnedFd) -> nix::Result<Option<Question>> {
     let mut bytes = [0; MAX_QUESTION_LEN];
     let mut space = nix::cmsg_space!(in_pktinfo, in6_pktinfo);
     let (len, asker, asked) = {
@@ -208,20 +256,36 @@ fn answer_asker(socket: &OwnedFd, names: &Mutex<Names>, user: UserNumber) -> nix
         let got = recvmsg::<SockaddrStorage>(socket, &mut parts, Some(&mut space), flags)?;
         (got.bytes, got.address, got.cmsgs()?.next())
     };
-    let answer = {
-        let mut names = sys::lock(names);
-        dns::answer(&bytes[..len], &mut names, user)
-    };
-    let from = match &asked {
-        Some(ControlMessageOwned::Ipv4PacketInfo(info)) => ControlMessage::Ipv4PacketInfo(info),
-        Some(ControlMessageOwned::Ipv6PacketInfo(info)) => ControlMessage::Ipv6PacketInfo(info),
+    let bytes = bytes[..len].to_vec();
+    let ends = asker.zip(asked);
+    Ok(ends.map(|(asker, asked)| Question {
+        bytes,
+        asker,
+        asked,
+    }))
+}
+
+/// From the address that was asked.
+fn reply(socket: &OwnedFd, question: &Question, answer: &[u8]) -> nix::Result<()> {
+    let from = match &question.asked {
+        ControlMessageOwned::Ipv4PacketInfo(info) => ControlMessage::Ipv4PacketInfo(info),
+        ControlMessageOwned::Ipv6PacketInfo(info) => ControlMessage::Ipv6PacketInfo(info),
         _ => return Ok(()),
     };
-    if let (Some(answer), Some(asker)) = (answer, asker) {
-        let (parts, flags) = ([IoSlice::new(&answer)], MsgFlags::MSG_DONTWAIT);
-        sendmsg(socket.as_raw_fd(), &parts, &[from], flags, Some(&asker))?;
-    }
-    Ok(())
+    let (parts, flags) = ([IoSlice::new(answer)], MsgFlags::MSG_DONTWAIT);
+    let asker = Some(&question.asker);
+    sendmsg(socket.as_raw_fd(), &parts, &[from], flags, asker).map(drop)
+}
+
+fn pass_on(socket: &OwnedFd, question: Question, servers: &Arc<Servers>, user: UserNumber) {
+    let (Some(server), Ok(socket)) = (question.server(), socket.try_clone()) else {
+        return;
+    };
+    let bytes = question.bytes.clone();
+    servers.ask(server, bytes, user, move |answer| {
+        // What cannot be sent is lost.
+        let _ = reply(&socket, &question, answer);
+    });
 }
 
 fn answer_one(stream: &mut UnixStream, names: &Mutex<Names>, user: UserNumber) -> io::Result<()> {

@@ -17,6 +17,7 @@ use super::address::{Family, Given, MAX_ADDRESS_LEN};
 use super::datagrams::Datagrams;
 use super::names::Names;
 use super::resolver::Resolver;
+use super::servers::Servers;
 use super::sockets::{Kind, Progress, Socket, Sockets, number_of};
 use super::way::Way;
 use super::{address, names};
@@ -26,6 +27,8 @@ mod connect;
 mod datagram;
 mod options;
 mod own;
+
+pub(super) use connect::{is_of_guest, say};
 
 /// So many calls may wait at once for the host, or for an answer to a question; of a user alone, 544. Further ones fail with `EAGAIN`.
 const MAX_WAITING: usize = if cfg!(test) { 256 } else { 2048 };
@@ -57,18 +60,26 @@ const SUCCESS: Outcome = Outcome::Returns(0);
 /// Answers the calls of one program and its descendants.
 pub(crate) struct Supervisor {
     listener: Listener,
-    way: Box<dyn Way>,
+    way: Arc<dyn Way>,
     sockets: Arc<Mutex<Sockets>>,
     names: Arc<Mutex<Names>>,
     resolver: Resolver,
     /// Where datagram sockets of the kernel's own come from, if there are such.
     datagrams: Option<Datagrams>,
     waiting: Arc<Places>,
-    /// Whether the kernel has TCP. Otherwise [`loopback`](super::loopback) is in its place.
-    has_tcp: bool,
+    manner: Manner,
     /// Held while a caller at a listener is taken, by the listener's number.
     turns: Mutex<HashMap<u64, Weak<Mutex<()>>>>,
-    is_verbose: bool,
+}
+
+/// How calls are answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner {
+    /// Whether the kernel has TCP. Otherwise [`loopback`](super::loopback) is in its place.
+    pub(crate) has_tcp: bool,
+    /// Whether questions for names are answered here, whatever server is asked.
+    pub(crate) resolves: bool,
+    pub(crate) is_verbose: bool,
 }
 
 impl Supervisor {
@@ -78,26 +89,26 @@ impl Supervisor {
     /// The system has no descriptor or no thread left.
     pub(crate) fn new(
         listener: Listener,
-        way: Box<dyn Way>,
+        way: Arc<dyn Way>,
         datagrams: Option<(Datagrams, Vec<OwnedFd>)>,
-        has_tcp: bool,
-        is_verbose: bool,
+        manner: Manner,
     ) -> io::Result<Supervisor> {
         let sockets = Arc::default();
         let names = Arc::default();
         let (datagrams, questions) = datagrams.unzip();
         let (known, questions) = (Arc::clone(&names), questions.unwrap_or_default());
+        let servers = Servers::new(Arc::clone(&way), manner.is_verbose);
+        let servers = (!manner.resolves).then(|| Arc::new(servers));
         Ok(Supervisor {
             listener,
             way,
-            resolver: Resolver::start(Arc::clone(&sockets), known, questions)?,
+            resolver: Resolver::start(Arc::clone(&sockets), known, questions, servers)?,
             datagrams,
             sockets,
             names,
             waiting: Places::new(MAX_WAITING),
-            has_tcp,
+            manner,
             turns: Mutex::default(),
-            is_verbose,
         })
     }
 

@@ -193,7 +193,13 @@ fn run_with(
         .stdout(Stdio::piped());
     let supervision = supervision(datagrams.is_none(), has_tcp);
     let (child, listener) = supervise::spawn(command, &supervision).unwrap();
-    let supervisor = Supervisor::new(listener, Box::new(way), datagrams, has_tcp, false).unwrap();
+    let manner = Manner {
+        has_tcp,
+        // Of parts that ask servers elsewhere.
+        resolves: part != "foreign servers",
+        is_verbose: false,
+    };
+    let supervisor = Supervisor::new(listener, Arc::new(way), datagrams, manner).unwrap();
     let supervisor = Arc::new(supervisor);
     std::thread::spawn(move || supervisor.run());
     let output = child.wait_with_output().unwrap();
@@ -227,6 +233,7 @@ fn supervised_part() {
         Ok("name server") => name_server_part(),
         Ok("rights") => rights_part(),
         Ok("accepts") => accepts_part(),
+        Ok("foreign servers") => foreign_servers_part(),
         Ok("asks a server") => asks_a_server_part(),
         _ => return,
     };
@@ -609,6 +616,49 @@ fn asks_a_server_part() -> String {
 fn a_question_to_a_name_server_is_its_users_from_the_first_packet_on() {
     if is_root() {
         assert_eq!(run("asks a server").0, "4242");
+    }
+}
+
+/// The server of the test sends words of its own first: to a question those are no answer, and the program is told so at once.
+fn foreign_servers_part() -> String {
+    let mut said = Vec::new();
+    for server in ["203.0.113.9:53", "[2001:db8::9]:53", "127.0.0.53:53"] {
+        let server: SocketAddr = server.parse().unwrap();
+        let any = if server.is_ipv4() {
+            "0.0.0.0:0"
+        } else {
+            "[::]:0"
+        };
+        let socket = UdpSocket::bind(any).unwrap();
+        let timeout = Some(Duration::from_secs(20));
+        socket.set_read_timeout(timeout).unwrap();
+        socket.send_to(QUESTION, server).unwrap();
+        let mut answer = [0; 512];
+        let (_, from) = socket.recv_from(&mut answer).unwrap();
+        assert_eq!((from, &answer[..2]), (server, &QUESTION[..2]));
+        said.push((answer[3] & 0xf).to_string());
+        // Over TCP it is any other.
+        if !server.ip().is_loopback() {
+            read_early(&mut TcpStream::connect(server).unwrap());
+        }
+    }
+    let own: SocketAddr = "127.73.22.55:53".parse().unwrap();
+    if let Ok(listener) = TcpListener::bind(own) {
+        let caller = TcpStream::connect(own).unwrap();
+        let (_, from) = listener.accept().unwrap();
+        assert_eq!(from, caller.local_addr().unwrap());
+    }
+    said.join(" ")
+}
+
+#[test]
+fn a_server_elsewhere_is_asked_over_tcp_where_the_resolver_is_off() {
+    if let Some(datagrams) = namespace() {
+        let (said, asked, _) = run_with("foreign servers", false, Some(datagrams), true);
+        // SERVFAIL, and for an address of the guest's own REFUSED.
+        assert_eq!(said, "2 2 5");
+        let [one, other] = ["203.0.113.9:53", "[2001:db8::9]:53"];
+        assert_eq!(asked, [one, one, other, other]);
     }
 }
 
@@ -1021,6 +1071,7 @@ fn the_command_line_is_read() {
             arguments: arguments.iter().map(OsString::from).collect(),
             egress,
             is_verbose,
+            resolves: true,
             background: None,
         }))
     };
@@ -1036,6 +1087,8 @@ fn the_command_line_is_read() {
     let words = ["--egress", "way-out", "--", "git"];
     assert_eq!(parse(&words), run(named("way-out"), "git", &[], false));
     assert_eq!(parse(&["--help", "curl"]), Ok(None));
+    let off = parse(&["--resolver", "off", "named"]).unwrap().unwrap();
+    assert!(!off.resolves);
     let background = |words: &[&str]| parse(words).unwrap().unwrap().background;
     assert_eq!(background(&["--background", "nginx"]), Some(None));
     let words = ["--background", "--pid-file", "/run/a", "--", "nginx"];
@@ -1047,6 +1100,7 @@ fn the_command_line_is_read() {
         &["--egress", "4294967295", "curl"],
         &["--other", "curl"],
         &["--pid-file", "/run/a", "curl"],
+        &["--resolver", "on", "curl"],
         &["--background", "--pid-file"],
     ] {
         parse(words).unwrap_err();

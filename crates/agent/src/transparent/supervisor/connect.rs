@@ -92,7 +92,7 @@ impl Supervisor {
             Progress::Local if is_of_guest(to.ip()) => return Ok(Outcome::Kernel),
             Progress::New | Progress::Spent | Progress::Local | Progress::Bound => {}
         }
-        let is_kernels = is_of_guest(to.ip()) && to.port() != DNS_PORT;
+        let is_kernels = is_of_guest(to.ip()) && !self.is_resolvers(to);
         if !is_kernels {
             remembered.kind = Kind::Stream(Progress::Connecting);
         }
@@ -105,7 +105,7 @@ impl Supervisor {
             failed: Progress::Spent,
             to,
         };
-        if is_kernels && !self.has_tcp {
+        if is_kernels && !self.manner.has_tcp {
             return self.wait_apart(call, move |own, call| own.dial_own(call, &mut dial));
         }
         if is_kernels {
@@ -178,7 +178,7 @@ impl Supervisor {
 
     fn try_dial(&self, call: &PendingCall, dial: &mut Dial) -> Result<Dialled, Errno> {
         let to = dial.to;
-        if to.port() == DNS_PORT {
+        if self.is_resolvers(to) {
             return self.dial_resolver(call, dial);
         }
         let destination = match self.target(to) {
@@ -359,7 +359,7 @@ impl Supervisor {
             failed: Progress::Spent,
             to,
         };
-        if !self.has_tcp {
+        if !self.manner.has_tcp {
             return self.bind_own(call, &mut dial);
         }
         let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
@@ -389,7 +389,7 @@ impl Supervisor {
             failed: Progress::Spent,
             to: family.unspecified(),
         };
-        if !self.has_tcp {
+        if !self.manner.has_tcp {
             self.bind_own(call, &mut dial)?;
             return Ok(Outcome::Kernel);
         }
@@ -413,14 +413,23 @@ impl Supervisor {
         Ok(SUCCESS)
     }
 
-    /// What became of a call, for a person who wants to know.
+    /// Whether the resolver has this address.
+    fn is_resolvers(&self, to: SocketAddr) -> bool {
+        self.manner.resolves && to.port() == DNS_PORT
+    }
+
     fn say(&self, to: impl std::fmt::Display, result: Result<(), Errno>) {
-        if self.is_verbose {
-            match result {
-                Ok(()) => eprintln!("ringdown-agent run: {to}: connected"),
-                Err(errno) => eprintln!("ringdown-agent run: {to}: {errno}{}", way::meaning(errno)),
-            }
+        if self.manner.is_verbose {
+            say(to, result);
         }
+    }
+}
+
+/// What became of a call, for a person who wants to know.
+pub(in super::super) fn say(to: impl std::fmt::Display, result: Result<(), Errno>) {
+    match result {
+        Ok(()) => eprintln!("ringdown-agent run: {to}: connected"),
+        Err(errno) => eprintln!("ringdown-agent run: {to}: {errno}{}", way::meaning(errno)),
     }
 }
 
@@ -451,7 +460,7 @@ fn needs_rights(level: i32, option: i32) -> bool {
 }
 
 /// Whether an address is the guest's own.
-fn is_of_guest(address: IpAddr) -> bool {
+pub(in super::super) fn is_of_guest(address: IpAddr) -> bool {
     let address = address.to_canonical();
     address.is_loopback() || address.is_unspecified()
 }
