@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::policy::PolicyAnswer;
+use crate::restart::Restart;
 
 /// The media type of a stream of events (HTML Living Standard, section 9.2).
 pub const EVENTS_MEDIA_TYPE: &str = "text/event-stream";
@@ -34,6 +35,8 @@ macro_rules! kinds {
 }
 
 kinds! {
+    /// This daemon has followed another one; the reason says what that cost.
+    Restarted = "restarted";
     /// A VM was added.
     VmAdded = "vm-added";
     /// A VM was removed.
@@ -178,6 +181,9 @@ pub struct Why {
     /// What has a call fail although it is allowed: the first of these, or the reason of the last call if that failed and none was put through since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fails: Option<String>,
+    /// What the daemon has taken over from the one before it, if that reset circuits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart: Option<Restart>,
     /// All that the policy says.
     pub policy: PolicyAnswer,
     /// The last refusals of such calls, the latest first. None of callers that are a group of users: with which groups a program ran is not remembered.

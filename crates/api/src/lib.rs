@@ -7,6 +7,7 @@ pub mod json;
 mod networks;
 mod policy;
 mod problem;
+mod restart;
 mod vms;
 
 pub use self::policy::*;
@@ -14,4 +15,5 @@ pub use circuits::*;
 pub use events::*;
 pub use networks::*;
 pub use problem::*;
+pub use restart::*;
 pub use vms::*;

@@ -59,6 +59,8 @@ pub enum Kind {
     NoRoom,
     /// No audit is configured.
     NoAudit,
+    /// There is no keeper.
+    NoKeeper,
     /// As many follow the events as may.
     TooManyReaders,
     /// The caller's user has as many connections as it may.
@@ -93,6 +95,7 @@ impl Kind {
             Kind::Impossible => "impossible",
             Kind::NoRoom => "no-room",
             Kind::NoAudit => "no-audit",
+            Kind::NoKeeper => "no-keeper",
             Kind::TooManyReaders => "too-many-readers",
             Kind::TooManyConnections => "too-many-connections",
             Kind::Forbidden => "forbidden",
@@ -122,6 +125,7 @@ impl Kind {
             Kind::Impossible => "The request asks for what cannot be",
             Kind::NoRoom => "The host has no room for it",
             Kind::NoAudit => "No audit is configured",
+            Kind::NoKeeper => "There is no keeper",
             Kind::TooManyReaders => "As many follow the events as may",
             Kind::TooManyConnections => "You have as many connections as you may",
             Kind::Forbidden => "You may not do this",

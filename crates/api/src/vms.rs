@@ -13,6 +13,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::json::{each_once, objects};
 use crate::networks::VmPort;
+use crate::restart::Restart;
 
 /// The longest wait that one request may ask for, in milliseconds.
 pub const MAX_WAIT_MS: u64 = 60 * 60 * 1000;
@@ -403,6 +404,9 @@ fn default_domain() -> String {
 pub struct VmList {
     /// The VMs, by name.
     pub vms: Vec<VmStatus>,
+    /// What the daemon has taken over from the one before it, if a keeper has it know of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart: Option<Restart>,
 }
 
 /// The answer to `GET /v1/health`.
@@ -421,4 +425,7 @@ pub struct Health {
     /// Whether a keeper keeps what VMMs and guests hold on to, for the next daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper: Option<bool>,
+    /// What it has taken over from the daemon before it, if the keeper has it know of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restart: Option<Restart>,
 }

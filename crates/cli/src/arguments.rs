@@ -10,6 +10,7 @@ mod net;
 mod policy;
 mod run;
 mod top;
+mod upgrade;
 mod values;
 mod web;
 
@@ -36,6 +37,7 @@ pub use policy::{PolicyCheck, PolicyCommand, PolicyTest};
 pub use run::RunArguments;
 
 pub use top::TopArguments;
+pub use upgrade::{Upgrade, Version};
 pub use values::{Patience, Size, Time};
 pub use web::Web;
 
@@ -72,6 +74,8 @@ pub enum Command {
     Serve(Serve),
     /// Keep VMs' lines while the daemon is stopped, killed or replaced; it prints `ready` when its socket listens
     Hold(Hold),
+    /// Have a new version of the program go on where the daemon ends, or say what that would do
+    Upgrade(Upgrade),
     /// Add, list and remove VMs of the running daemon
     #[command(subcommand)]
     Vm(Vm),
@@ -157,6 +161,8 @@ pub enum Command {
     Complete(Complete),
     /// Write manual pages and shell completions
     Manual(Manual),
+    /// Print this program's version, and the versions of what its daemon keeps for the next one
+    Version(Version),
     /// Measure a VM's line, or the circuit between two VMs: throughput and round trips
     Bench(Bench),
 }

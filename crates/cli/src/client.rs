@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::{
-    CircuitsInfo, Health, Kind, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm,
+    CircuitsInfo, HandOver, Health, Kind, LinkRequest, MacList, NetworkDetails, NetworkList, NewVm,
     PROBLEM_MEDIA_TYPE, PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest, Reloaded, VmList,
     VmStatus, Why, WindowsInfo,
 };
@@ -140,6 +140,18 @@ impl Client {
     /// Which daemon it is.
     pub fn health(&self) -> Result<Health, ClientError> {
         self.ask(Method::GET, "/v1/health", Vec::new(), ANSWER_TIMEOUT)
+    }
+
+    /// What would go on if the daemon ended now.
+    pub fn hand_over_prospect(&self) -> Result<HandOver, ClientError> {
+        self.ask(Method::GET, "/v1/hand-over", Vec::new(), ANSWER_TIMEOUT)
+    }
+
+    /// Has the daemon end, and leave everything to the next one.
+    pub fn hand_over(&self) -> Result<(), ClientError> {
+        let target = "/v1/hand-over";
+        self.exchange(Method::POST, target, Vec::new(), ANSWER_TIMEOUT)?;
+        Ok(())
     }
 
     /// Figures in the form that Prometheus reads.

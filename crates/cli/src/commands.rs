@@ -27,6 +27,7 @@ mod stats;
 mod table;
 mod time;
 mod top;
+mod upgrade;
 mod vm;
 mod web;
 
@@ -63,6 +64,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Check(options) => return check::run(arguments.runtime_dir.as_deref(), &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Upgrade(options) => return upgrade::upgrade(&client, &options),
         Command::Why(options) => return events::why(&client, &options),
         Command::Events(options) => events::events(&client, &options)?,
         Command::Stats(options) => stats::run(&client, &options)?,
@@ -81,6 +83,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Agent(AgentCommand::Install(options)) => agent::install(options)?,
         Command::StartPrograms => serve::start_programs()?,
         Command::Hold(options) => hold::run(&options)?,
+        Command::Version(options) => upgrade::version(&options)?,
         Command::Completions(options) => manual::completions(&options)?,
         Command::Complete(options) => print(&completion::candidates(options))?,
         Command::Manual(options) => manual::run(&options)?,
@@ -106,7 +109,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
 fn starts_programs(command: &Command) -> bool {
     matches!(
         command,
-        Command::Run(_) | Command::Agent(_) | Command::StartPrograms
+        Command::Run(_) | Command::Agent(_) | Command::StartPrograms | Command::Upgrade(_)
     )
 }
 

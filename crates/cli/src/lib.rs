@@ -31,6 +31,7 @@ mod separator;
 mod size;
 pub mod top;
 mod unix;
+mod upgrade;
 mod vmm;
 mod web;
 mod windows;

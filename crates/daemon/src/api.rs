@@ -26,6 +26,8 @@
 //! | `GET /v1/why?from=WHO&to=WHOM&port=N` | 200 [`Why`](::api::Why) |
 //! | `GET /v1/metrics` | 200, figures of all lines and guests in the text format of Prometheus |
 //! | `POST /v1/audit/rotate` | 204; the audit's file has been opened anew |
+//! | `GET /v1/hand-over` | 200 [`HandOver`](::api::HandOver), what would go on if the daemon ended now |
+//! | `POST /v1/hand-over` | 202; the daemon ends, and leaves everything to the next one |
 //! | `GET /`, `GET /page/FILE` | 200, the web page that shows all this to people, and its parts |
 //!
 //! `NAME` is `web`, or `red%2Fweb` for the VM `web` of the domain `red`; an alias serves as well. So it is with `VM`, and, but for the alias,

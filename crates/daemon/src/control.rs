@@ -2,6 +2,7 @@
 
 mod circuits;
 mod figures;
+mod hand_over;
 mod networks;
 mod why;
 
@@ -17,7 +18,7 @@ use api::{
 use config::limits::members;
 use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest, VmmSocket};
 use device::{CaptureFilter, CaptureOptions, NOT_SHARED};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout_at};
 
 use crate::added;
@@ -29,6 +30,8 @@ use crate::metrics::Pages;
 use crate::questions::Questions;
 use crate::readiness::Readiness;
 use windows::memory;
+
+pub use hand_over::formats;
 
 /// How often a VM that is waited for is looked at for a fault.
 const FAULT_LOOK: Duration = Duration::from_secs(1);
@@ -48,6 +51,7 @@ pub struct Control {
     pub(crate) readiness: Arc<Readiness>,
     questions: Questions,
     pub(crate) pages: Pages,
+    hands_over: Notify,
 }
 
 impl Control {
@@ -60,6 +64,7 @@ impl Control {
             readiness,
             questions: Questions::default(),
             pages: Pages::default(),
+            hands_over: Notify::new(),
         }
     }
 

@@ -54,6 +54,10 @@ pub enum ControlError {
         "no audit is configured, so there is no file to open anew: `audit` in the configuration names one"
     )]
     NoAudit,
+    #[error(
+        "there is no keeper, so the end of the daemon would cut VMs off: `ringdown hold` and `serve --keeper` keep them"
+    )]
+    NoKeeper,
     #[error("cannot open the audit's file anew: {0}; the old one stays in use")]
     Audit(io::Error),
     #[error(

@@ -17,6 +17,7 @@ mod refusals;
 
 pub(crate) use calls::circuit_end;
 pub use calls::{CallNotes, observer};
+pub(crate) use log::rfc_3339;
 pub use log::{Asked, Events, MAX_EVENTS, MAX_TEXT_LEN};
 pub use places::READERS;
 pub use reader::EventReader;

@@ -90,6 +90,8 @@ pub struct Parts {
     pub stalled_clients: StalledClients,
     /// Where things are kept for the next daemon.
     pub keeper: Option<Arc<Keeper>>,
+    /// What was taken over from the daemon before.
+    pub restart: Option<api::Restart>,
     /// What holds for as long as the daemon runs.
     pub settings: Settings,
     /// Where the configuration comes from.

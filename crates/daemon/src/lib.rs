@@ -19,6 +19,7 @@ pub mod policy;
 mod questions;
 pub mod readiness;
 pub mod reload;
+mod restart;
 pub mod sandbox;
 pub mod serve;
 pub mod service_manager;

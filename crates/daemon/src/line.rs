@@ -10,7 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use config::LineSpec;
-use device::{AgentSecret, CaptureFilter, CaptureOptions, MAX_CAPTURES, RingCounts};
+use device::{
+    AgentSecret, CaptureFilter, CaptureOptions, CircuitProspect, MAX_CAPTURES, RingCounts,
+    TakenOver,
+};
 use policy::{Policy, ServiceEntry};
 use runtime::directory::RuntimeError;
 use vsock::{RuleReport, SetUpTimes};
@@ -86,6 +89,15 @@ pub struct LineStatus {
     pub counters: Counters,
     /// The VM's channels, in the order of its description.
     pub channels: Vec<ChannelState>,
+}
+
+/// What would go on if the daemon ended now.
+#[derive(Debug, Clone, Default)]
+pub struct Prospects {
+    /// By the full name of the VM, whether a VMM with rings is connected, and whether that would go on.
+    pub lines: Vec<(String, bool, bool)>,
+    /// What would become of circuits, and of how many.
+    pub circuits: BTreeMap<CircuitProspect, u64>,
 }
 
 /// What the data plane has counted, beside the counters of its lines.
@@ -194,6 +206,16 @@ pub trait LineWorker: Send + Sync + 'static {
 
     /// What has been counted, beside the counters of the lines.
     fn figures(&self) -> Figures;
+
+    /// What was taken over from the daemon before this one. To be asked once the keeper [runs](keeper::Keeper::run).
+    fn taken_over(&self) -> TakenOver {
+        TakenOver::default()
+    }
+
+    /// What would go on if the daemon ended now.
+    fn prospects(&self) -> Prospects {
+        Prospects::default()
+    }
 
     /// What goes in front of calls of programs to the agent of this VM from now on.
     fn set_agent_secret(&self, vm: &str, secret: AgentSecret);

@@ -14,7 +14,7 @@ mod page;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 
-use api::{NetworkDetails, VmState, VmStatus, WindowsInfo};
+use api::{NetworkDetails, Restart, VmState, VmStatus, WindowsInfo};
 use axum::body::Bytes;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
@@ -116,6 +116,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) events: &'a Events,
     /// The captures of what passes.
     pub(crate) captures: &'a Captures,
+    /// What was taken over from the daemon before.
+    pub(crate) restart: Option<&'a Restart>,
     /// Clients of the control socket that were cut off.
     pub(crate) stalled_clients: u64,
     /// What the switchboard has counted.
@@ -134,6 +136,7 @@ pub(crate) fn write(facts: &Facts<'_>) -> String {
         facts.captures,
         facts.stalled_clients,
     );
+    figures::add_restart(&mut page, facts.restart);
     circuits::add(&mut page, facts.switchboard, facts.windows);
     page.finish()
 }

@@ -33,6 +33,7 @@ use crate::line::LineWorker;
 use crate::net::NetWorker;
 use crate::policy::Rulebook;
 use crate::readiness::Readiness;
+use crate::restart::{self, Before, take_over};
 use crate::sandbox::{self, SandboxError};
 use crate::service_manager::{self, HandedOverError, notify};
 use crate::stalled_clients::StalledClients;
@@ -72,6 +73,8 @@ pub enum ServeError {
     HandedOver(#[from] HandedOverError),
     #[error(transparent)]
     Keeper(#[from] KeeperError),
+    #[error(transparent)]
+    NewerKept(#[from] device::NewerKept),
     #[error("cannot open the audit's file {}: {error}; check its path and its permissions", path.display())]
     Audit { path: PathBuf, error: io::Error },
     #[error(
@@ -158,6 +161,7 @@ impl Daemon {
             read_config,
             handed_over,
             keeper,
+            before,
         } = prepared;
         let locks = lock(&settings)?;
         // Only now: another daemon that was about to end may have written until now.
@@ -213,7 +217,7 @@ impl Daemon {
         let running = RunningWorker(started.worker.clone());
         let running_net = RunningNet(started.net.clone());
         let running_circuits = RunningCircuits(started.circuits.clone());
-        let parts = Parts {
+        let mut parts = Parts {
             worker: started.worker,
             net: started.net,
             offers: started.offers,
@@ -224,6 +228,7 @@ impl Daemon {
             captures: Captures::default(),
             stalled_clients: StalledClients::default(),
             keeper,
+            restart: None,
             settings,
             read_config,
         };
@@ -251,9 +256,7 @@ impl Daemon {
         };
         tracing::info!(runtime_dir = %settings.runtime_dir.display(), "every socket listens");
         // Behind all that can fail: until here, what was kept is for the next daemon.
-        if let Some(keeper) = &parts.keeper {
-            settle(keeper);
-        }
+        take_over(&mut parts, before);
         Ok(Daemon {
             net: running_net,
             worker: running,
@@ -293,6 +296,7 @@ impl Daemon {
             runtime,
         } = self;
         let keeper = parts.keeper.clone();
+        let restarts = parts.restart.as_ref().map_or(0, |restart| restart.restarts);
         let ended = runtime.block_on(async {
             let system = |what| move |error| ServeError::System { what, error };
             let worker = parts.worker.clone();
@@ -326,6 +330,9 @@ impl Daemon {
             Ok(())
         });
         if let Some(keeper) = keeper {
+            if ended.is_ok() {
+                restart::leave(&keeper, restarts);
+            }
             keeper.leave();
         }
         ended
@@ -398,6 +405,7 @@ struct Prepared {
     /// The control socket, where the service manager has made it.
     handed_over: Option<UnixListener>,
     keeper: Option<Arc<Keeper>>,
+    before: Option<Before>,
 }
 
 impl Prepared {
@@ -419,25 +427,18 @@ impl Prepared {
         prepare_directory(&settings.runtime_dir, "--runtime-dir")?;
         prepare_directory(&settings.state_dir, "state-dir")?;
         let keeper = settings.keeper.as_deref().map(Keeper::attach).transpose()?;
+        // Before anything that is kept is changed.
+        keeper.as_ref().map_or(Ok(()), device::check_kept)?;
+        let before = keeper.as_ref().and_then(restart::note_end_before);
         Ok(Prepared {
             settings,
             config,
             read_config,
             handed_over: None,
             keeper: keeper.map(Arc::new),
+            before,
         })
     }
-}
-
-/// Lets go of what was kept of VMs and ports that are no more; the rest is this daemon's from now on.
-fn settle(keeper: &Keeper) {
-    for key in keeper.untaken() {
-        tracing::info!(key, "nothing goes on with what was kept here");
-        // Before the keeper's, which may be the last: to close that may take long.
-        drop(keeper.take(&key));
-        keeper.drop_item(&key);
-    }
-    keeper.run();
 }
 
 /// Tells of what can hardly be meant, and of no more than a person would read.
@@ -566,6 +567,7 @@ impl Signals {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
+                () = control.is_to_hand_over() => return "hand-over",
                 _ = self.hangup.recv() => reload(control).await,
                 _ = self.user.recv() => match control.rotate_audit().await {
                     Ok(()) => tracing::info!("opened the audit's file anew"),

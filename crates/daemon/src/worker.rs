@@ -11,7 +11,7 @@ use config::{LineSpec, VmmSocket};
 use device::{
     AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, Change, CircuitFilter,
     CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine,
-    Observer, OpenLineError, ProgramCall, PublishedCall, SerialConfig,
+    Observer, OpenLineError, ProgramCall, PublishedCall, SerialConfig, TakenOver,
 };
 use keeper::Keeper;
 use policy::{Address, LineId};
@@ -20,7 +20,7 @@ use vsock::{AddLineError, CircuitId, Limits, LineReport, Reason, Side};
 use crate::capture::CaptureSender;
 use crate::line::{
     Counters, Figures, LineChange, LineError, LineFault, LineFigures, LineStatus, LineWorker,
-    PolicyChange, PreparedLines, SocketError,
+    PolicyChange, PreparedLines, Prospects, SocketError,
 };
 use crate::shared_answer::SharedAnswer;
 use device::Orders;
@@ -59,6 +59,7 @@ pub struct Worker {
     unreachable: Unreachable,
     channels: Mutex<VmsChannels>,
     state_dir: PathBuf,
+    has_keeper: bool,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -100,6 +101,7 @@ impl Worker {
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
         fabric.set_host_group(host_group);
+        let has_keeper = keeper.is_some();
         if let Some(keeper) = keeper {
             fabric.set_keeper(keeper)?;
         }
@@ -116,6 +118,7 @@ impl Worker {
             unreachable,
             channels: Mutex::default(),
             state_dir,
+            has_keeper,
             thread: Mutex::new(Some(thread)),
         }))
     }
@@ -325,6 +328,36 @@ impl LineWorker for Worker {
             figures.unwrap_or_default()
         });
         Figures::clone(&figures)
+    }
+
+    fn prospects(&self) -> Prospects {
+        let lines = self.orders.ask(|fabric| fabric.line_prospects());
+        let mut circuits = BTreeMap::new();
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let slice = self
+                .orders
+                .ask(move |fabric| fabric.circuit_prospects(from));
+            let (prospects, then) = slice.unwrap_or_default();
+            for prospect in prospects {
+                *circuits.entry(prospect).or_default() += 1;
+            }
+            next = then;
+        }
+        Prospects {
+            lines: lines.unwrap_or_default(),
+            circuits,
+        }
+    }
+
+    fn taken_over(&self) -> TakenOver {
+        loop {
+            match self.orders.ask(|fabric| fabric.taken_over()) {
+                Some(Some(taken_over)) => return taken_over,
+                Some(None) if self.has_keeper && self.next_turn() => {}
+                _ => return TakenOver::default(),
+            }
+        }
     }
 
     fn set_agent_secret(&self, vm: &str, secret: AgentSecret) {

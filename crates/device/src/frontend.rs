@@ -36,8 +36,9 @@ pub(crate) use request::{
     Answer, Identity, MESSAGES_PER_TURN, Mailbox, Message, Model, Request, RingPositions, RingStart,
 };
 pub(crate) use session::FEATURE_RING_PACKED;
-pub use session::is_kept;
+pub(crate) use session::KEPT_VERSION;
 use session::{Before, FEATURE_PROTOCOL, Keep, Session};
+pub use session::{NewerKept, check_kept, is_kept};
 
 /// How long no VMM is accepted after the system would not accept one, as it has no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

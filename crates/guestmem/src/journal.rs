@@ -29,7 +29,8 @@ const TURN_AT: usize = 24;
 
 /// What such a file begins with: these letters, and the number of its shape.
 const LETTERS: [u8; 7] = *b"journal";
-const SHAPE: u8 = 1;
+/// Which shape a journal and its records have.
+pub const SHAPE: u8 = 1;
 const MAGIC: u64 = {
     let [a, b, c, d, e, f, g] = LETTERS;
     u64::from_le_bytes([a, b, c, d, e, f, g, SHAPE])

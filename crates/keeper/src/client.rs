@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -63,6 +64,8 @@ pub struct Keeper {
     /// Keys of what was taken and not used.
     given_back: Mutex<BTreeSet<String>>,
     phase: AtomicU8,
+    /// For how long no daemon was attached.
+    unattended: Option<Duration>,
 }
 
 impl Keeper {
@@ -74,7 +77,7 @@ impl Keeper {
         let socket = open(path)?;
         ask(&socket, path, Kind::Attach)?;
         let mut found = BTreeMap::new();
-        loop {
+        let unattended = loop {
             let message = answer(&socket, path)?;
             match message.kind {
                 Kind::Put => {
@@ -87,20 +90,27 @@ impl Keeper {
                         found.insert(message.key, item);
                     }
                 }
-                Kind::End => break,
+                // A keeper of before does not say.
+                Kind::End => break message.value.try_into().ok().map(u64::from_le_bytes),
                 Kind::Busy => {
                     let path = path.to_path_buf();
                     return Err(KeeperError::Busy { path });
                 }
                 Kind::Attach | Kind::Drop | Kind::Release => return Err(no_keeper(path)),
             }
-        }
+        };
         Ok(Keeper {
             socket,
             found: Mutex::new(found),
             given_back: Mutex::default(),
             phase: AtomicU8::new(STARTS),
+            unattended: unattended.map(Duration::from_millis),
         })
+    }
+
+    /// For how long no daemon was attached when this one came, if one was before.
+    pub fn unattended(&self) -> Option<Duration> {
+        self.unattended
     }
 
     /// Keeps this, in place of what had this key before.
@@ -125,6 +135,14 @@ impl Keeper {
     /// What a predecessor left under this key. The keeper has it until it is dropped.
     pub fn take(&self, key: &str) -> Option<Item> {
         self.found().remove(key.as_bytes())
+    }
+
+    /// Shows what a predecessor left under keys that begin so, and was not taken.
+    pub fn look(&self, prefix: &str, mut each: impl FnMut(&[u8])) {
+        let found = self.found();
+        let items = found.iter();
+        let items = items.filter(|(key, _)| key.starts_with(prefix.as_bytes()));
+        items.for_each(|(_, item)| each(&item.value));
     }
 
     /// Whether a predecessor left something under this key that was not taken.

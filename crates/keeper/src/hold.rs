@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::Mode;
@@ -56,6 +56,8 @@ pub struct Holder {
     listener: OwnedFd,
     file: (Entry, FileId),
     daemon: Option<OwnedFd>,
+    /// When the last daemon went.
+    daemon_went: Option<Instant>,
     callers: Vec<OwnedFd>,
     items: BTreeMap<Vec<u8>, Kept>,
     /// What could not be closed, as there was no thread to be had.
@@ -102,6 +104,7 @@ impl Holder {
             listener,
             file: (entry, file_id(&made)),
             daemon: None,
+            daemon_went: None,
             callers: Vec::new(),
             items: BTreeMap::new(),
             unclosed: Vec::new(),
@@ -186,14 +189,19 @@ impl Holder {
                 Err(Errno::CONNRESET) => {}
                 Ok(None) => {
                     tracing::info!(kept = self.items.len(), "the daemon is gone");
-                    self.daemon = None;
+                    self.forget_daemon();
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the daemon does not speak as one");
-                    self.daemon = None;
+                    self.forget_daemon();
                 }
             }
         }
+    }
+
+    fn forget_daemon(&mut self) {
+        self.daemon = None;
+        self.daemon_went = Some(Instant::now());
     }
 
     fn obey(&mut self, message: Message) {
@@ -282,7 +290,10 @@ impl Holder {
             let flags = SendFlags::empty();
             message::send(daemon, Kind::Put, key, &kept.value, &descriptors, flags)?;
         }
-        message::send(daemon, Kind::End, &[], &[], &[], SendFlags::empty())
+        let gone = self.daemon_went.map(|since| since.elapsed().as_millis());
+        let gone_ms = gone.map(|gone| u64::try_from(gone).unwrap_or(u64::MAX).to_le_bytes());
+        let value = gone_ms.as_ref().map_or(&[][..], |bytes| bytes);
+        message::send(daemon, Kind::End, &[], value, &[], SendFlags::empty())
     }
 }
 

@@ -179,3 +179,18 @@ fn what_takes_for_ever_to_close_holds_up_nobody() {
     assert_eq!(running.attach().untaken(), ["replaced"]);
     drop(peers);
 }
+
+#[test]
+fn a_daemon_hears_for_how_long_there_was_none() {
+    let keeper = Running::start();
+    let first = keeper.attach();
+    assert_eq!(first.unattended(), None);
+    drop(first);
+    std::thread::sleep(Duration::from_millis(20));
+    let gone = keeper.attach().unattended();
+    // The keeper may see its end late.
+    assert!(
+        gone.is_some_and(|gone| gone < Duration::from_secs(60)),
+        "{gone:?}"
+    );
+}

@@ -274,6 +274,7 @@ pub fn routes() -> (Arrivals, Arc<FakeWorker>, Router) {
     let lines: Arc<dyn LineWorker> = worker.clone();
     let parts = Parts {
         keeper: None,
+        restart: None,
         worker: lines,
         net: Arc::new(FakeNet::default()),
         offers: Arc::new(NoOffers),

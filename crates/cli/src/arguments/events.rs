@@ -5,8 +5,8 @@ use clap::Args;
 /// The options of `events`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Kinds of events: vm-added, vm-removed, vm-ready, vm-unready, line-up, line-down, circuit-opened, circuit-ended, refused, policy-changed, reload,
-window-lent, window-free, capture-started, capture-ended, reader-dropped; and lost, where events that were asked for are not kept any more.
+Kinds of events: restarted, vm-added, vm-removed, vm-ready, vm-unready, line-up, line-down, circuit-opened, circuit-ended, refused, policy-changed,
+reload, window-lent, window-free, capture-started, capture-ended, reader-dropped; and lost, where events that were asked for are not kept any more.
 
 Each exec, cp or other command for a guest is a circuit to port 1007 of that guest, and agents call port 1007 of the host. To leave these out:
 ringdown events | grep -v ':1007, '

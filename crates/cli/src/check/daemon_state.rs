@@ -26,7 +26,13 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
             );
             let vms = list.vms.iter().map(guest);
             std::iter::once(Finding::fine(ABOUT, found))
-                .chain(client.health().ok().and_then(|health| keeper(&health)))
+                .chain(
+                    client
+                        .health()
+                        .ok()
+                        .into_iter()
+                        .flat_map(|health| keeper(&health)),
+                )
                 .chain(vms)
                 .chain(list.vms.iter().filter_map(windows))
                 .chain(list.vms.iter().flat_map(cards))
@@ -65,14 +71,22 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
 }
 
 /// What a restart of the daemon does. A daemon of before does not say.
-pub(super) fn keeper(health: &Health) -> Option<Finding> {
-    let found = match health.keeper? {
+pub(super) fn keeper(health: &Health) -> Vec<Finding> {
+    let Some(has_keeper) = health.keeper else {
+        return Vec::new();
+    };
+    let found = match has_keeper {
         true => "in use: lines and networks of VMs, QEMU's too, go on when the daemon is restarted",
         false => {
             "none: a restart of the daemon cuts VMs off, and QEMU has to be started anew (`ringdown hold` and `serve --keeper` keep them)"
         }
     };
-    Some(Finding::fine("keeper", found))
+    let restart = health.restart.iter();
+    let restart = restart.map(|restart| format!("{} {restart}", restart.time));
+    std::iter::once(found.to_owned())
+        .chain(restart)
+        .map(|found| Finding::fine("keeper", found))
+        .collect()
 }
 
 /// Host sockets that this user may not connect to. Users with read access only have none.

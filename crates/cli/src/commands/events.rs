@@ -248,6 +248,9 @@ fn why_in_words(why: &Why, asked: Option<&str>) -> String {
             refusal.time, refusal.from, refusal.to, refusal.reason
         ));
     }
+    if let Some(restart) = &why.restart {
+        text.push_str(&format!("  {} {restart}\n", restart.time));
+    }
     text
 }
 

@@ -90,6 +90,9 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
     for vm in list.vms.iter().filter(|vm| vm.is_quiet()) {
         note(&format!("{}: {}", vm.full_name(), vm.state_in_words()));
     }
+    if let Some(restart) = &list.restart {
+        eprintln!("{} {restart}", restart.time);
+    }
     Ok(())
 }
 

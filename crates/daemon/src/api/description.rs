@@ -107,6 +107,8 @@ problems! {
     NotCaptured: UnknownVm, UnknownNetwork, Conflict;
     /// Without an audit.
     NotRotated: NoAudit;
+    /// Without a keeper.
+    NotHandedOver: NoKeeper;
     /// A configuration that is not taken.
     NotReloaded: ConfigurationRefused, ReloadFailed;
     /// Events that are not shown.

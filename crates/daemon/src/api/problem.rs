@@ -35,7 +35,7 @@ pub(super) fn status(kind: Kind) -> StatusCode {
         Kind::NoRoom => StatusCode::INSUFFICIENT_STORAGE,
         Kind::TooManyReaders | Kind::TooManyConnections => StatusCode::SERVICE_UNAVAILABLE,
         Kind::Forbidden => StatusCode::FORBIDDEN,
-        Kind::ReloadFailed | Kind::NoAudit => StatusCode::CONFLICT,
+        Kind::ReloadFailed | Kind::NoAudit | Kind::NoKeeper => StatusCode::CONFLICT,
         Kind::NotReady => StatusCode::GATEWAY_TIMEOUT,
         Kind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
     }
@@ -110,6 +110,7 @@ impl From<ControlError> for Failure {
             | ControlError::AuditFile { .. }
             | ControlError::Lost => Kind::Internal,
             ControlError::NoAudit => Kind::NoAudit,
+            ControlError::NoKeeper => Kind::NoKeeper,
             ControlError::NotReady { .. } => Kind::NotReady,
             ControlError::UnknownNetwork { .. } => Kind::UnknownNetwork,
             ControlError::UnknownCircuit { .. } => Kind::UnknownCircuit,

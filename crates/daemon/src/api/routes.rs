@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{
-    DEFAULT_WAIT_MS, Health, Kind, NewVm, PolicyAnswer, PolicyReport, PolicyRules, ReloadRequest,
-    Reloaded, VmList, VmStatus,
+    DEFAULT_WAIT_MS, HandOver, Health, Kind, NewVm, PolicyAnswer, PolicyReport, PolicyRules,
+    ReloadRequest, Reloaded, VmList, VmStatus,
 };
 use axum::body::Body;
 use axum::extract::State;
@@ -23,7 +23,8 @@ use utoipa_axum::routes;
 use wire::agent::forward::Place;
 
 use super::description::{
-    self, About, Always, NotAdded, NotAnswered, NotReloaded, NotRotated, OfVm, Waited,
+    self, About, Always, NotAdded, NotAnswered, NotHandedOver, NotReloaded, NotRotated, OfVm,
+    Waited,
 };
 use super::parameters::{self, MAX_PARTY_LEN};
 use super::problem::Failure;
@@ -59,6 +60,7 @@ pub(super) fn described() -> OpenApiRouter<Arc<Control>> {
         .routes(routes!(list_rules))
         .routes(routes!(metrics))
         .routes(routes!(rotate_audit))
+        .routes(routes!(show_hand_over, hand_over))
         .merge(net_routes::router())
         .merge(capture_routes::router())
         .merge(circuit_routes::router())
@@ -116,6 +118,7 @@ async fn health(State(control): Shared) -> Json<Health> {
         vms: control.count(),
         config: control.parts.settings.file.clone(),
         keeper: Some(control.parts.keeper.is_some()),
+        restart: control.parts.restart.clone(),
     })
 }
 
@@ -128,6 +131,7 @@ async fn list(State(control): Shared) -> Result<Response, Failure> {
     let list = |control: &Control| {
         Ok(VmList {
             vms: control.list(),
+            restart: control.parts.restart.clone(),
         })
     };
     answer(&control, list).await
@@ -322,6 +326,25 @@ async fn metrics(State(control): Shared) -> Result<Response, Failure> {
 async fn rotate_audit(State(control): Shared) -> Result<StatusCode, Failure> {
     control.rotate_audit().await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// What would go on if the daemon ended now, and another one followed.
+#[utoipa::path(
+    get, path = "/v1/hand-over", operation_id = "show_hand_over", tag = "daemon",
+    responses((status = 200, description = "What would go on", body = HandOver), Always)
+)]
+async fn show_hand_over(State(control): Shared) -> Result<Response, Failure> {
+    answer(&control, |control| Ok(control.hand_over_prospect())).await
+}
+
+/// Has the daemon end, and leave everything to the next one by way of the keeper.
+#[utoipa::path(
+    post, path = "/v1/hand-over", operation_id = "hand_over", tag = "daemon",
+    responses((status = 202, description = "It is about to end"), NotHandedOver)
+)]
+async fn hand_over(State(control): Shared) -> Result<StatusCode, Failure> {
+    control.hand_over()?;
+    Ok(StatusCode::ACCEPTED)
 }
 
 async fn no_such_resource(uri: Uri) -> Failure {

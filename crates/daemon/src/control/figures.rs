@@ -31,6 +31,7 @@ impl Control {
             counted: &parts.worker.figures(),
             events: &parts.events,
             captures: &parts.captures,
+            restart: parts.restart.as_ref(),
             stalled_clients: parts.stalled_clients.count(),
             switchboard: &self.switchboard_report(),
             windows: &self.windows(),

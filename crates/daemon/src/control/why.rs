@@ -64,6 +64,7 @@ impl Control {
         let hindrances = self
             .hindrances(&from, &dialled, caller.as_ref(), callee, &policy)
             .await?;
+        let restart = self.parts.restart.clone();
         let allowed = policy.verdict != PolicyVerdict::Denied;
         let fails = match hindrances.first() {
             Some(hindrance) => Some(format!("it would fail now: {hindrance}")),
@@ -80,6 +81,7 @@ impl Control {
             hindrances,
             policy,
             refusals,
+            restart: restart.filter(|restart| restart.reset > 0),
         })
     }
 

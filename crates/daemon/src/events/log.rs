@@ -441,7 +441,7 @@ fn bounded(mut details: EventDetails) -> EventDetails {
 }
 
 /// A time as RFC 3339 has it, in UTC and to the microsecond.
-pub(super) fn rfc_3339(time: SystemTime) -> String {
+pub(crate) fn rfc_3339(time: SystemTime) -> String {
     // Fails only for times some thousand years away, which a broken clock may show.
     let timestamp = Timestamp::try_from(time).unwrap_or(Timestamp::MAX);
     format!("{timestamp:.6}")

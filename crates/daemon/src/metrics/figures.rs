@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 #[cfg(test)]
 use std::time::Duration;
 
-use api::VmStatus;
+use api::{Restart, VmStatus};
 use vsock::{Reason, RuleCounters, RuleReport, SetUpTimes};
 
 use super::page::Page;
@@ -44,6 +44,21 @@ pub(super) fn add(page: &mut Page, vms: &[VmStatus], figures: &Figures) {
         &[],
         figures.worker_busy.as_secs_f64(),
     );
+}
+
+/// Adds what the daemon has taken over from the one before.
+pub(super) fn add_restart(page: &mut Page, restart: Option<&Restart>) {
+    let restarts = restart.map_or(0, |restart| restart.restarts);
+    page.set("ringdown_restarts_total", &[], restarts as f64);
+    let Some(restart) = restart else { return };
+    if let Some(pause_ms) = restart.pause_ms {
+        let seconds = pause_ms as f64 / 1000.0;
+        page.set("ringdown_restart_pause_seconds", &[], seconds);
+    }
+    for (fate, circuits) in [("went_on", restart.circuits), ("reset", restart.reset)] {
+        let labels = [("fate", fate)];
+        page.set("ringdown_restart_circuits", &labels, circuits as f64);
+    }
 }
 
 /// Adds those of who reads events, captures, and anything.

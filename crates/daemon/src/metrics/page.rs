@@ -45,6 +45,9 @@ ringdown_network_port_up Whether the port's link is up and its driver runs.
 ringdown_network_port_events_total What has happened at the port.
 ringdown_network_port_refused_frames_total Frames that came from the port and went nowhere.
 ringdown_worker_busy_seconds_total Processor time of the thread that moves bytes, with that in which it looks for work before it sleeps.
+ringdown_restarts_total Daemons that have followed another since the keeper was started.
+ringdown_restart_pause_seconds Time without a daemon before this one.
+ringdown_restart_circuits Circuits of the daemon before, by what became of them.
 ringdown_event_readers Readers of events.
 ringdown_event_readers_dropped_total Readers of events that did not keep up and were dropped.
 ringdown_capture_readers Captures that are under way, of lines and of networks.

@@ -76,7 +76,7 @@ impl Fabric {
         }
     }
 
-    fn slice(&self, from: usize) -> (Range<usize>, Option<usize>) {
+    pub(super) fn slice(&self, from: usize) -> (Range<usize>, Option<usize>) {
         let to = from.saturating_add(SLICE);
         let next = (to < self.switch.circuit_places()).then_some(to);
         (from..to, next)

@@ -11,20 +11,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use guestmem::journal::{Journal, JournalError, MAX_RECORD_BYTES};
+use guestmem::journal::{Journal, JournalError, MAX_RECORD_BYTES, SHAPE};
 use guestmem::queue::{Chain, Positions};
 use keeper::Keeper;
 use policy::LineId;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
-use vsock::{CircuitId, Event, Reason, Record, Side};
+use vsock::{CircuitId, Event, Inherited, Reason, Record, Side};
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
 use super::Fabric;
 use super::park::PARKED_PIECES;
 use super::tx::Packet;
 use crate::circuit::CircuitIo;
-use crate::frontend::{Frontend, RingPositions};
+use crate::frontend::{Frontend, KEPT_VERSION, RingPositions};
 use crate::line::{LineIo, StoppedRing};
 use crate::vsock::{RINGS, RX, TX};
 
@@ -36,6 +36,9 @@ const GROWN: &str = "descriptors that the device has were changed";
 
 /// How often a fabric checks whether the daemon has started.
 const START_INTERVAL: Duration = Duration::from_millis(1);
+
+/// What is kept for the next daemon: its name, and which versions of it this one reads. The last is the one that it writes.
+pub const FORMATS: [(&str, &[u32]); 2] = [("journal", &[SHAPE as u32]), ("vmm", &[KEPT_VERSION])];
 
 /// Under which the keeper has the journal.
 const KEY: &str = "journal";
@@ -61,6 +64,18 @@ pub(super) struct Handover {
     changed: Vec<LineId>,
     /// Payload that circuits have left in the rings of a line that goes on, in bytes: until it is found there.
     unparked: HashMap<LineId, HashMap<(CircuitId, Side), u32>>,
+    taken_over: Option<TakenOver>,
+}
+
+/// What a fabric has taken over from the one before it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TakenOver {
+    /// Lines of VMs that go on.
+    pub lines: usize,
+    /// Circuits that go on.
+    pub circuits: usize,
+    /// Circuits that were reset.
+    pub reset: usize,
 }
 
 #[derive(Debug)]
@@ -176,6 +191,11 @@ impl Fabric {
         waits
     }
 
+    /// What was taken over from a predecessor, once that is done.
+    pub fn taken_over(&self) -> Option<TakenOver> {
+        self.handover.taken_over
+    }
+
     /// Goes on with the circuits of a predecessor, once the daemon has started.
     fn go_on(&mut self) {
         let Some(keeper) = self.keeper.clone().filter(|keeper| keeper.runs()) else {
@@ -184,6 +204,7 @@ impl Fabric {
         let Some(before) = self.handover.before.take() else {
             return;
         };
+        self.handover.taken_over = Some(TakenOver::default());
         let mut journal = match before.journal {
             Some(journal) => journal,
             None => match create(&keeper) {
@@ -239,6 +260,7 @@ impl Fabric {
             .switch
             .inherit(self.now, &records, &lines, &mut self.actions);
         self.carry_out();
+        self.handover.taken_over = Some(self.cost_of(lines.len(), &inherited));
         // Everything is written anew, by its numbers of now.
         for index in 0..journal.written() {
             if journal.read(index).is_some() {
@@ -257,6 +279,23 @@ impl Fabric {
                 malformed = inherited.malformed,
                 "goes on with circuits of the daemon before"
             );
+        }
+    }
+
+    fn cost_of(&self, lines: usize, inherited: &Inherited) -> TakenOver {
+        // Others have an end that has gone, or are not allowed any more.
+        let goes_on = |id: &&CircuitId| {
+            let report = self.switch.circuit(**id);
+            report.is_some_and(|circuit| {
+                let lines = [circuit.caller.line, circuit.callee.line];
+                !circuit.is_cut_short && lines.iter().all(Option::is_some)
+            })
+        };
+        let circuits = inherited.circuits.iter().filter(goes_on).count();
+        TakenOver {
+            lines,
+            circuits,
+            reset: inherited.reset + inherited.circuits.len() - circuits,
         }
     }
 
@@ -437,7 +476,7 @@ impl Fabric {
 }
 
 /// Where a ring is; of one that has stopped, where it would go on. None of a line whose driver starts anew: its circuits are over, whether they have been cut yet or not.
-fn ring_record(line: &LineIo, index: usize) -> Option<(u16, u16)> {
+pub(super) fn ring_record(line: &LineIo, index: usize) -> Option<(u16, u16)> {
     if line.starts_anew {
         return None;
     }

@@ -21,8 +21,8 @@ use crate::fault::NO_SHARED_MEMORY;
 
 mod kept;
 
-pub use kept::is_kept;
 pub(super) use kept::{Before, Keep};
+pub use kept::{NewerKept, VERSION as KEPT_VERSION, check_kept, is_kept};
 use kept::{Open, RegionRecord};
 
 /// Memory regions that a VMM may hand over: what Linux's vhost allows by default.

@@ -62,6 +62,19 @@ fn network() -> NetworkDetails {
     serde_json::from_value(details).expect("it is a network")
 }
 
+fn restart() -> Restart {
+    Restart {
+        restarts: 3,
+        version_before: String::new(),
+        ended: api::DaemonEnd::Died,
+        time: String::new(),
+        pause_ms: Some(40),
+        lines: 2,
+        circuits: 12,
+        reset: 1,
+    }
+}
+
 /// Everything that can be on a page.
 fn everything() -> String {
     let stats = Stats {
@@ -75,6 +88,7 @@ fn everything() -> String {
     let mut page = page(&vms, &[Some(Box::new(stats))], &[network]);
     figures::add(&mut page, &vms, &example());
     figures::add_readers(&mut page, &Default::default(), &Default::default(), 7);
+    figures::add_restart(&mut page, Some(&restart()));
     let window = WindowInfo {
         uuid: "00".repeat(16),
         between: ["host".to_owned(), "web".to_owned()],

@@ -23,7 +23,10 @@ use crate::socket::{Listener, listen_again, listen_for_vmm};
 use sys::links::FileId;
 
 /// Which shape a record has. Another one is not read.
-const VERSION: u32 = 2;
+pub const VERSION: u32 = 2;
+
+/// What the keys of VMMs begin with.
+const VMM: &str = "vmm:";
 
 /// Everything that was said, as it stands. The descriptors that belong to it are, in this order: the connection, the ledgers' file, a file for each region,
 /// and for each ring its kick and its call, where it has them.
@@ -111,6 +114,33 @@ pub(in crate::frontend) struct Open {
     put: Option<(Vec<u8>, Vec<RawFd>)>,
 }
 
+/// A later version has kept VMMs' connections.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a later version of Ringdown keeps VMMs' connections (as version {0}, and this one reads {VERSION}): start that one, or let go of what is kept (`ringdown hold --release`)"
+)]
+pub struct NewerKept(u32);
+
+/// Whether all that a predecessor has kept of VMMs can be read.
+///
+/// # Errors
+/// [`NewerKept`]. What is kept stays as it is, for a daemon that reads it.
+pub fn check_kept(keeper: &Keeper) -> Result<(), NewerKept> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let mut latest = VERSION;
+    keeper.look(VMM, |value| {
+        let versioned = serde_json::from_slice::<Versioned>(value);
+        latest = latest.max(versioned.map_or(0, |known| known.version));
+    });
+    match latest {
+        VERSION => Ok(()),
+        later => Err(NewerKept(later)),
+    }
+}
+
 /// Whether a predecessor has left the socket at which VMMs connect at this path.
 pub fn is_kept(keeper: &Keeper, path: &Path) -> bool {
     keeper.has(&listener_key(path))
@@ -126,7 +156,7 @@ impl Keep {
         Keep {
             keeper,
             path: path.to_path_buf(),
-            vmm_key: format!("vmm:{}", path.display()),
+            vmm_key: format!("{VMM}{}", path.display()),
             listener_key: listener_key(path),
             is_closed: Arc::default(),
         }

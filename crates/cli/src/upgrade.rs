@@ -1,0 +1,198 @@
+//! `ringdown upgrade`: one daemon follows another.
+//!
+//! The sandboxed daemon can start no program, and what it could exec would have its sandbox. So this command starts the new one, or has systemd do so.
+//! What it starts, and as whom, is taken from the kernel's word about the process at the control socket. A process can change its own command line: that is read
+//! again as one of `ringdown serve`, and may not leave the sandbox.
+
+mod binary;
+mod running;
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use api::{HandOver, Health, Program};
+use serde::Serialize;
+
+use crate::client::{Client, ClientError};
+use crate::failure::Failure;
+use binary::Binary;
+pub use running::Running;
+
+/// How long a new daemon is watched after it has begun to serve.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// How often a new daemon is looked for.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// What an upgrade would do.
+#[derive(Debug, Serialize)]
+pub struct Plan {
+    /// The daemon that runs.
+    pub daemon: HandOver,
+    /// Its process.
+    pub pid: i32,
+    /// The unit of systemd that it is of.
+    pub unit: Option<String>,
+    /// The new program's path.
+    pub binary: String,
+    /// What the new program says of itself.
+    pub next: Program,
+    /// What is in the way.
+    pub hindrance: Option<String>,
+    /// What keeps the old program from going on again once the new one has.
+    pub no_way_back: Option<String>,
+}
+
+/// An upgrade that can be begun.
+pub struct Upgrade {
+    /// What it would do.
+    pub plan: Plan,
+    running: Running,
+    next: Binary,
+}
+
+impl Upgrade {
+    /// Looks at the daemon and at the new program.
+    ///
+    /// # Errors
+    /// [`Failure`] when one of them cannot be looked at.
+    pub fn prepare(client: &Client, binary: Option<&std::path::Path>) -> Result<Upgrade, Failure> {
+        let daemon = client.hand_over_prospect()?;
+        let running = Running::at(client.socket())?;
+        let path = match binary {
+            Some(path) => path.to_owned(),
+            None => running.program()?,
+        };
+        let next = Binary::open(&path, running.uid)?;
+        let program = next.ask()?;
+        let mut hindrance = api::reads(&program.formats, &daemon.formats)
+            .err()
+            .map(|words| format!("the new program cannot go on: {words}"));
+        if !daemon.keeper {
+            hindrance = Some(
+                "there is no keeper, so VMs would be cut off: `ringdown hold` and `serve --keeper` keep them".to_owned(),
+            );
+        }
+        if let (Some(unit), Some(binary)) = (&running.unit, binary)
+            && running.program()? != binary
+        {
+            hindrance = Some(format!(
+                "{unit} starts {}: install the new program there, and leave --binary out",
+                running.program()?.display()
+            ));
+        }
+        let no_way_back = api::reads(&daemon.formats, &program.formats).err();
+        Ok(Upgrade {
+            plan: Plan {
+                pid: running.pid.as_raw_nonzero().get(),
+                unit: running.unit.as_ref().map(|unit| unit.name.clone()),
+                binary: path.display().to_string(),
+                daemon,
+                next: program,
+                hindrance,
+                no_way_back,
+            },
+            running,
+            next,
+        })
+    }
+
+    /// Has the new program follow, or the old one again. Returns what the new daemon says of itself.
+    ///
+    /// # Errors
+    /// [`Failure`] that says which program serves now, if one does.
+    pub fn run(&self, client: &Client, timeout: Duration) -> Result<Health, Failure> {
+        if let Some(hindrance) = &self.plan.hindrance {
+            return Err(Failure::failed(hindrance));
+        }
+        if let Some(unit) = &self.running.unit {
+            unit.restart()?;
+            return self.serves(client, timeout, None).map_err(|words| {
+                Failure::failed(format!(
+                    "{unit} does not serve: {words}; see `journalctl -u {unit}`. What is kept waits for a daemon that starts"
+                ))
+            });
+        }
+        // Before anything ends: after that it cannot be looked at any more.
+        let start = self.running.starts()?;
+        match client.hand_over() {
+            // It ends, and may do so before it has answered.
+            Ok(()) | Err(ClientError::HungUp { .. } | ClientError::Broken { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.running.wait(timeout)?;
+        let words = match start.start(&self.next) {
+            Ok(mut next) => match self.serves(client, timeout, Some(&mut next)) {
+                Ok(health) => return Ok(health),
+                Err(words) => {
+                    end(&mut next);
+                    words
+                }
+            },
+            Err(error) => format!("it cannot be started: {error}"),
+        };
+        self.go_back(client, timeout, &start, &words)
+    }
+
+    fn go_back(
+        &self,
+        client: &Client,
+        timeout: Duration,
+        start: &running::Start,
+        words: &str,
+    ) -> Result<Health, Failure> {
+        let again = start.start(&start.old).map_err(|error| error.to_string());
+        let served = again.and_then(|mut old| self.serves(client, timeout, Some(&mut old)));
+        Err(Failure::failed(match served {
+            Ok(health) => format!(
+                "the new program does not serve: {words}. The old one goes on, version {}",
+                health.version
+            ),
+            Err(again) => format!(
+                "the new program does not serve: {words}. Nor does the old one: {again}. What is kept waits for a daemon that starts"
+            ),
+        }))
+    }
+
+    /// Waits until a daemon serves that is another process than the one before, and this one if one is named; and then, whether that stays.
+    fn serves(
+        &self,
+        client: &Client,
+        timeout: Duration,
+        mut child: Option<&mut Child>,
+    ) -> Result<Health, String> {
+        let begun = Instant::now();
+        let mut served: Option<(Instant, Health)> = None;
+        loop {
+            if let Some(child) = child.as_deref_mut()
+                && let Ok(Some(status)) = child.try_wait()
+            {
+                return Err(format!("it has ended ({status}); its log says why"));
+            }
+            match &served {
+                Some((since, health)) if since.elapsed() >= WATCH => return Ok(health.clone()),
+                None if begun.elapsed() >= timeout => {
+                    return Err(format!("it has not answered in {} s", timeout.as_secs()));
+                }
+                _ => {}
+            }
+            if served.is_none() {
+                let process = running::process_at(client.socket()).ok();
+                let is_next = |pid| match &child {
+                    Some(child) => u32::try_from(pid).is_ok_and(|pid| pid == child.id()),
+                    None => pid != self.plan.pid,
+                };
+                let health = process.filter(|pid| is_next(*pid));
+                let health = health.and_then(|_| client.health().ok());
+                served = health.map(|health| (Instant::now(), health));
+            }
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+    }
+}
+
+fn end(daemon: &mut Child) {
+    // It may have ended.
+    let _ = daemon.kill();
+    let _ = daemon.wait();
+}

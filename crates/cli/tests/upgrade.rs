@@ -1,0 +1,237 @@
+//! `ringdown upgrade` with a keeper and daemons of their own, and programs that differ from this one in a few bytes.
+
+#![allow(clippy::unwrap_used)] // This is a test.
+
+mod program;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use keeper::{Keeper, KeeperError};
+use program::{Outcome, Running, ringdown, run_with};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// A keeper and a daemon. Daemons that `upgrade` starts are no children of this process.
+struct Host {
+    directory: tempfile::TempDir,
+    _keeper: Running,
+    daemon: Option<Running>,
+}
+
+impl Host {
+    fn start() -> Host {
+        let directory = tempfile::tempdir().unwrap();
+        let mut hold = ringdown(&["hold", "--socket"]);
+        hold.arg(directory.path().join("keeper"));
+        let mut keeper = Running::start(hold);
+        keeper.wait_until_ready();
+        let mut host = Host {
+            directory,
+            _keeper: keeper,
+            daemon: None,
+        };
+        host.serve();
+        host
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn serve(&mut self) {
+        let mut serve = ringdown(&["serve", "--vm", "name=web", "--keeper"]);
+        serve.arg(self.path().join("keeper"));
+        serve.arg("--runtime-dir").arg(self.path());
+        let mut daemon = Running::start(serve);
+        daemon.wait_until_ready();
+        self.daemon = Some(daemon);
+    }
+
+    fn refused(&self) -> Outcome {
+        let keeper = self.path().join("keeper");
+        run_with(
+            self.path(),
+            &["serve", "--keeper", keeper.to_str().unwrap()],
+        )
+    }
+
+    fn upgrade(&self, arguments: &[&str]) -> Outcome {
+        run_with(self.path(), &[&["upgrade"], arguments].concat())
+    }
+
+    fn restart(&self) -> Value {
+        let listed = run_with(self.path(), &["vm", "ls", "--json"]);
+        let listed: Value = serde_json::from_str(&listed.out).expect(&listed.err);
+        assert_eq!(listed["vms"][0]["name"], "web");
+        listed["restart"].clone()
+    }
+
+    fn pid(&self) -> Pid {
+        let lock = fs::read_to_string(self.path().join("lock")).unwrap();
+        Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
+    }
+
+    /// A copy of the program, in which these bytes are others.
+    fn program(&self, name: &str, from: &str, to: &str) -> PathBuf {
+        assert_eq!(from.len(), to.len());
+        let mut bytes = fs::read(env!("CARGO_BIN_EXE_ringdown")).unwrap();
+        let places = bytes.windows(from.len()).enumerate();
+        let places = places.filter(|(_, found)| *found == from.as_bytes());
+        let places: Vec<usize> = places.map(|(place, _)| place).collect();
+        assert!(!places.is_empty(), "{from} is not in the program");
+        for place in places {
+            bytes[place..place + to.len()].copy_from_slice(to.as_bytes());
+        }
+        let path = self.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    fn keeper(&self) -> Keeper {
+        loop {
+            match Keeper::attach(&self.path().join("keeper")) {
+                Err(KeeperError::Busy { .. }) => std::thread::yield_now(),
+                attached => return attached.unwrap(),
+            }
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Ok(lock) = fs::read_to_string(self.path().join("lock"))
+            && let Some(pid) = lock.trim().parse().ok().and_then(Pid::from_raw)
+            && self.daemon.is_none()
+        {
+            // It may have ended.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn a_new_program_follows_and_the_old_one_comes_back_where_that_does_not_serve() {
+    let mut host = Host::start();
+    let new = host.program("new", "ringdown", "ringdown");
+    let new = new.to_str().unwrap();
+    let checked = host.upgrade(&["--check", "--binary", new]);
+    assert_eq!(checked.code, Some(0), "{}{}", checked.out, checked.err);
+    assert!(checked.out.contains("it can be done"), "{}", checked.out);
+    assert!(
+        checked.out.contains("web: no VMM is connected"),
+        "{}",
+        checked.out
+    );
+
+    let first = host.pid();
+    let done = host.upgrade(&["--binary", new]);
+    assert_eq!(done.code, Some(0), "{}{}", done.out, done.err);
+    // It has ended, and is not killed at the end of the test in another's place.
+    assert!(host.daemon.take().unwrap().0.wait().unwrap().success());
+    assert_ne!(host.pid(), first);
+    let second = host.pid();
+    let runs = fs::read_link(format!("/proc/{}/exe", second.as_raw_nonzero())).unwrap();
+    assert_eq!(runs, Path::new(new));
+    let restart = host.restart();
+    assert_eq!(
+        (&restart["restarts"], &restart["ended"]),
+        (&1.into(), &"stopped".into())
+    );
+
+    // One that listens elsewhere.
+    let silent = host.program("silent", "control.sock", "cantrol.sock");
+    let silent = silent.to_str().unwrap();
+    let failed = host.upgrade(&["--timeout", "1s", "--binary", silent]);
+    assert_eq!(failed.code, Some(1), "{}", failed.out);
+    assert!(
+        failed
+            .err
+            .contains("it has not answered in 1 s. The old one goes on"),
+        "{}",
+        failed.err
+    );
+    assert_ne!(host.pid(), second);
+    let runs = fs::read_link(format!("/proc/{}/exe", host.pid().as_raw_nonzero())).unwrap();
+    assert_eq!(runs, Path::new(new));
+    host.restart();
+}
+
+#[test]
+fn what_a_new_program_could_not_go_on_with_ends_no_daemon() {
+    let host = Host::start();
+    let pid = host.pid();
+    // It calls the same thing by another name.
+    let other = host.program("other", "journal", "jornaly");
+    let other = other.to_str().unwrap();
+    for arguments in [&["--check"][..], &[]] {
+        let refused = host.upgrade(&[arguments, &["--binary", other]].concat());
+        assert_eq!(refused.code, Some(1), "{}", refused.err);
+        let said = refused.out + &refused.err;
+        assert!(
+            said.contains("journal has version 1, and it reads none"),
+            "{said}"
+        );
+    }
+    fs::set_permissions(other, fs::Permissions::from_mode(0o775)).unwrap();
+    let refused = host.upgrade(&["--binary", other]);
+    assert!(
+        refused.err.contains("others may write it"),
+        "{}",
+        refused.err
+    );
+    let refused = host.upgrade(&["--binary", "/bin/true"]);
+    assert!(
+        refused.err.contains("does not say what it reads"),
+        "{}",
+        refused.err
+    );
+    let refused = host.upgrade(&["--binary", "ringdown"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert_eq!(host.pid(), pid);
+}
+
+#[test]
+fn what_a_later_version_kept_is_refused_and_left_as_it_is() {
+    let mut host = Host::start();
+    host.daemon = None;
+    let shape_at = 7;
+    let journal = |keeper: &Keeper| {
+        let item = keeper.take("journal").unwrap();
+        File::from(item.descriptors.into_iter().next().unwrap())
+    };
+    let file = journal(&host.keeper());
+    let mut shape = [0];
+    file.read_exact_at(&mut shape, shape_at).unwrap();
+    file.write_all_at(&[shape[0] + 1], shape_at).unwrap();
+    let refused = host.refused();
+    assert_eq!(refused.code, Some(1), "{}", refused.err);
+    assert!(
+        refused.err.contains("a later version of Ringdown wrote it"),
+        "{}",
+        refused.err
+    );
+    let left = journal(&host.keeper());
+    let mut found = [0];
+    left.read_exact_at(&mut found, shape_at).unwrap();
+    assert_eq!(found, [shape[0] + 1]);
+    left.write_all_at(&shape, shape_at).unwrap();
+
+    let later = br#"{"version":99,"more":"of it"}"#;
+    host.keeper().put("vmm:/web.vhost", later, &[]).unwrap();
+    let refused = host.refused();
+    assert_eq!(refused.code, Some(1), "{}", refused.err);
+    assert!(refused.err.contains("as version 99"), "{}", refused.err);
+    let keeper = host.keeper();
+    assert_eq!(keeper.take("vmm:/web.vhost").unwrap().value, later);
+    keeper.drop_item("vmm:/web.vhost");
+    drop(keeper);
+    host.serve();
+    let restart = host.restart();
+    assert_eq!(
+        (&restart["restarts"], &restart["ended"]),
+        (&1.into(), &"died".into())
+    );
+}

@@ -1,0 +1,91 @@
+//! What would go on if the daemon ended now, and how it is asked to.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use api::{Formats, HandOver, LineKind};
+use device::CircuitProspect;
+
+use super::Control;
+use crate::control_error::ControlError;
+
+impl Control {
+    /// What would go on if the daemon ended now, and another one followed. Waits for the worker.
+    pub fn hand_over_prospect(&self) -> HandOver {
+        let in_force = self.in_force();
+        let prospects = self.parts.worker.prospects();
+        let (mut lines, mut other_lines) = (Vec::new(), BTreeMap::new());
+        for spec in in_force.book.plan.lines() {
+            let name = spec.full_name();
+            let known = prospects.lines.iter().find(|(of, ..)| *of == name);
+            let (is_attached, goes_on) = known.map_or((false, false), |(_, is, goes)| (*is, *goes));
+            let kind = match () {
+                () if spec.hybrid().is_some() => LineKind::Hybrid,
+                () if spec.serial().is_some() => LineKind::Serial,
+                () => LineKind::Vsock,
+            };
+            let fate = match kind {
+                LineKind::Vsock if goes_on => {
+                    lines.push(name);
+                    continue;
+                }
+                LineKind::Vsock if !is_attached => {
+                    "no VMM is connected: one that connects is served"
+                }
+                LineKind::Vsock => {
+                    "its guest runs no split rings: without rings it goes on, with packed ones its VMM's connection ends"
+                }
+                LineKind::Hybrid | LineKind::Serial => "its VMM connects again",
+            };
+            other_lines.insert(name, fate.to_owned());
+        }
+        let mut reset = BTreeMap::new();
+        let mut circuits = 0;
+        for (prospect, count) in prospects.circuits {
+            let why = match prospect {
+                CircuitProspect::GoesOn => {
+                    circuits += count;
+                    continue;
+                }
+                CircuitProspect::HostEnd => "with the host",
+                CircuitProspect::LineEnds => "of a line that does not go on",
+                CircuitProspect::Stored => "of which bytes are stored, as a receiver does not read",
+            };
+            reset.insert(why.to_owned(), count);
+        }
+        HandOver {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            keeper: self.parts.keeper.is_some(),
+            formats: formats(),
+            lines,
+            other_lines,
+            circuits,
+            reset,
+        }
+    }
+
+    /// Has the daemon end, and leave everything to the next one.
+    ///
+    /// # Errors
+    /// [`ControlError::NoKeeper`]: its end would cut VMs off.
+    pub fn hand_over(self: &Arc<Self>) -> Result<(), ControlError> {
+        if self.parts.keeper.is_none() {
+            return Err(ControlError::NoKeeper);
+        }
+        self.hands_over.notify_one();
+        Ok(())
+    }
+
+    /// Waits until the daemon is to hand over.
+    pub async fn is_to_hand_over(&self) {
+        self.hands_over.notified().await;
+    }
+}
+
+/// What a daemon of this program keeps for the next one.
+pub fn formats() -> Formats {
+    let formats = device::FORMATS.iter();
+    formats
+        .map(|(name, versions)| ((*name).to_owned(), versions.to_vec()))
+        .collect()
+}

@@ -1,0 +1,65 @@
+//! What would go on if the daemon ended now, and another one followed.
+
+use policy::LineId;
+use vsock::CircuitReport;
+
+use super::Fabric;
+use super::journal::ring_record;
+use crate::circuit::CircuitIo;
+use crate::line::LineIo;
+use crate::vsock::{RX, TX};
+
+/// What would become of a circuit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum CircuitProspect {
+    /// It goes on.
+    GoesOn,
+    /// It is reset: one of its ends is the host's.
+    HostEnd,
+    /// It is reset: a line of it ends or connects anew.
+    LineEnds,
+    /// It is reset: bytes of it are stored in the daemon.
+    Stored,
+}
+
+impl Fabric {
+    /// The lines, by the full names of their VMs: whether a VMM with rings is connected, and whether it would go on.
+    pub fn line_prospects(&self) -> Vec<(String, bool, bool)> {
+        let lines = self.lines.iter().filter_map(|(_, line)| line.as_ref());
+        let prospect = |line: &LineIo| {
+            let is_attached = line.attached && line.frontend.is_some();
+            (line.name.clone(), is_attached, self.would_go_on(line))
+        };
+        lines.map(|line| prospect(line)).collect()
+    }
+
+    /// What would become of a slice of the circuits, and where the next slice begins. The first begins at 0.
+    pub fn circuit_prospects(&self, from: usize) -> (Vec<CircuitProspect>, Option<usize>) {
+        let (places, next) = self.slice(from);
+        let circuits = self.switch.circuits_at(places);
+        let prospects = circuits.map(|circuit| self.circuit_prospect(&circuit));
+        (prospects.collect(), next)
+    }
+
+    fn circuit_prospect(&self, circuit: &CircuitReport) -> CircuitProspect {
+        let (Some(caller), Some(callee)) = (circuit.caller.line, circuit.callee.line) else {
+            return CircuitProspect::HostEnd;
+        };
+        let goes_on = |id: LineId| {
+            let line = self.lines.get(id.0 as usize).and_then(Option::as_ref);
+            line.is_some_and(|line| self.would_go_on(line))
+        };
+        let io = self.peek_circuit(circuit.id);
+        match (goes_on(caller) && goes_on(callee), io) {
+            (false, _) => CircuitProspect::LineEnds,
+            (true, Some(io)) if CircuitIo::has_stored(io) => CircuitProspect::Stored,
+            (true, _) => CircuitProspect::GoesOn,
+        }
+    }
+
+    /// Only split rings go on.
+    fn would_go_on(&self, line: &LineIo) -> bool {
+        let is_recorded = |index| ring_record(line, index).is_some();
+        self.keeper.is_some() && line.attached && is_recorded(TX) && is_recorded(RX)
+    }
+}
