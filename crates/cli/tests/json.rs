@@ -49,6 +49,8 @@ const COMMANDS: &[(&str, &str, &str)] = &[
     ("stats", "stats web --count 2 --interval 100ms", "stats"),
     ("sync", "sync DIR/from web:DIR/to", "summary"),
     ("time", "time web", "time"),
+    ("upgrade", "upgrade --check --binary PROGRAM", "upgrade"),
+    ("version", "version", "program"),
     ("vm add", "vm add new", "vm"),
     ("vm ls", "vm ls", "vms"),
     ("vm rm", "vm rm new", "vm"),
@@ -75,6 +77,7 @@ fn every_json_is_an_object_with_a_version_and_a_name() {
     let _guest = ready_guest::announce(&daemon, "web", Options::new());
     for (_, words, name) in COMMANDS {
         let words = words.replace("DIR", files.path().to_str().unwrap());
+        let words = words.replace("PROGRAM", env!("CARGO_BIN_EXE_ringdown"));
         let words: Vec<&str> = words.split(' ').chain(["--json"]).collect();
         let outcome = run_with(daemon.runtime_dir(), &words);
         assert_ne!(outcome.code, Some(2), "{words:?}: {}", outcome.err);
