@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs::Permissions;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::SocketFlags;
+use sys::sockets::BoundFile;
 use wire::agent::{FIRST_UNPRIVILEGED_PORT, PORT};
 
 use crate::serial::SerialPort;
@@ -107,7 +108,8 @@ impl Listener {
 
     /// Listen at a UNIX socket for root and the agent's user. One whose owner is gone is replaced.
     pub fn unix(path: &Path) -> io::Result<Listener> {
-        let socket = listen_at_path(path)?;
+        let (socket, file) = listen_at_path(path)?;
+        file.stay();
         Ok(Listener {
             socket,
             is_vsock: false,
@@ -156,13 +158,12 @@ pub(crate) fn peer_user(connection: &OwnedFd) -> io::Result<u32> {
 ///
 /// # Errors
 /// The system's reason; `AddrInUse` if another program listens there.
-pub(crate) fn listen_at_path(path: &Path) -> io::Result<OwnedFd> {
+pub(crate) fn listen_at_path(path: &Path) -> io::Result<(OwnedFd, BoundFile)> {
     listen_at_path_with_mode(path, 0o600)
 }
 
 /// The same for users whom this mode allows.
-pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    let address = rustix::net::SocketAddrUnix::new(path)?;
+pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<(OwnedFd, BoundFile)> {
     let (family, kind) = (
         rustix::net::AddressFamily::UNIX,
         rustix::net::SocketType::STREAM,
@@ -170,22 +171,13 @@ pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<Own
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     // Linux gives the file the mode of the socket that is bound, less the process's mask: later the path may lead to another file.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
-    match rustix::net::bind(&socket, &address) {
-        Err(rustix::io::Errno::ADDRINUSE) => {
-            if !sys::sockets::is_stale(path) {
-                return Err(io::ErrorKind::AddrInUse.into());
-            }
-            std::fs::remove_file(path)?;
-            rustix::net::bind(&socket, &address)?;
-        }
-        bound => bound?,
-    }
+    let file = BoundFile::bind(socket.as_fd(), path)?;
     if mode & 0o077 != 0 {
         open_to_others(path, mode)?;
     }
     // No program can connect before, so the mode is right from the first connection on.
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket)
+    Ok((socket, file))
 }
 
 /// Sets the mode of the socket that stands at a path, and of nothing that a link there leads to.
@@ -342,7 +334,6 @@ mod tests {
             let _listener = listen_at_path_with_mode(&path, mode).unwrap();
             let found = std::fs::symlink_metadata(&path).unwrap().permissions();
             assert_eq!(found.mode() & 0o777, mode);
-            std::fs::remove_file(&path).unwrap();
         }
     }
 

@@ -12,7 +12,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use wire::agent::forward::{Key, MAX_WAITING, Message, Place};
 use wire::agent::{Decoder, ErrorKind, Frame};
 
-use super::place::{self, SocketFile};
+use super::place;
 use super::{Forwarding, refusal, say};
 use crate::pump::reset_on_close;
 use crate::stop::Stop;
@@ -106,11 +106,10 @@ pub(super) fn listen(
     forwarding: &Forwarding,
     at: &Place,
 ) -> Result<(), Stop> {
-    let (listener, place) = place::listen(at).map_err(|error| {
+    let (listener, place, _file) = place::listen(at).map_err(|error| {
         let message = format!("cannot listen at {at} in the guest: {error}");
         refusal(ErrorKind::Unavailable, message)
     })?;
-    let _file = SocketFile::of(&place);
     let registered = Registered::new(&forwarding.listeners)?;
     let (listeners, key) = (registered.listeners, registered.key);
     say(host, Message::Listening { place, key })?;

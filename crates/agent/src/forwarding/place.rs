@@ -7,14 +7,15 @@ use std::io::{
     ErrorKind::{ConnectionAborted, TimedOut},
 };
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Path, absolute};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use sys::sockets::BoundFile;
 use wire::agent::forward::Place;
 
 use crate::stream::until;
@@ -42,7 +43,7 @@ pub(super) fn connect(place: &Place, host: &OwnedFd) -> io::Result<OwnedFd> {
         deadline: Instant::now() + CONNECT_TIMEOUT,
     };
     match place {
-        Place::Unix { path } => attempt.unix(&SocketAddrUnix::new(path_of(path))?, true),
+        Place::Unix { path } => attempt.path(path_of(path)),
         Place::Tcp { host, port } => {
             let addresses = addresses(host)?.into_iter();
             let addresses: Vec<_> = addresses
@@ -68,6 +69,14 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
+    /// What stands there by no link that another user could have set: the callers of a published place reach it as root.
+    fn path(&self, path: &Path) -> io::Result<OwnedFd> {
+        let found = sys::links::find(&absolute(path)?)?;
+        // A descriptor of this kind has no other way to its file.
+        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+        self.unix(&address, true)
+    }
+
     fn unix(&self, address: &SocketAddrUnix, waits: bool) -> io::Result<OwnedFd> {
         let socket = new_socket(AddressFamily::UNIX)?;
         loop {
@@ -162,10 +171,13 @@ fn timed_out() -> io::Error {
     io::Error::new(TimedOut, words)
 }
 
-/// Listen: a socket that does not block, and where it listens.
-pub(super) fn listen(place: &Place) -> io::Result<(OwnedFd, Place)> {
-    let (socket, place): (OwnedFd, Place) = match place {
-        Place::Unix { path } => (listen_at_path(path_of(path))?, place.clone()),
+/// Listen: a socket that does not block, where it listens, and its file if it has one.
+pub(super) fn listen(place: &Place) -> io::Result<(OwnedFd, Place, Option<BoundFile>)> {
+    let (socket, place, file): (OwnedFd, Place, _) = match place {
+        Place::Unix { path } => {
+            let (socket, file) = listen_at_path(path_of(path))?;
+            (socket, place.clone(), Some(file))
+        }
         Place::Tcp { host, port } => {
             let addresses: Vec<_> = addresses(host)?
                 .into_iter()
@@ -176,35 +188,15 @@ pub(super) fn listen(place: &Place) -> io::Result<(OwnedFd, Place)> {
                 host: host.clone(),
                 port: listener.local_addr()?.port(),
             };
-            (listener.into(), place)
+            (listener.into(), place, None)
         }
     };
     rustix::io::ioctl_fionbio(&socket, true)?;
-    Ok((socket, place))
+    Ok((socket, place, file))
 }
 
 pub(super) fn path_of(path: &[u8]) -> &Path {
     Path::new(std::ffi::OsStr::from_bytes(path))
-}
-
-/// A UNIX socket's file, removed when what listens there ends.
-#[derive(Debug)]
-pub(super) struct SocketFile(PathBuf);
-
-impl SocketFile {
-    pub(super) fn of(place: &Place) -> Option<SocketFile> {
-        match place {
-            Place::Unix { path } => Some(SocketFile(path_of(path).to_owned())),
-            Place::Tcp { .. } => None,
-        }
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        // It may have been removed by another process, which is as good.
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 fn addresses(host: &str) -> io::Result<Vec<IpAddr>> {
@@ -259,6 +251,27 @@ mod tests {
             .unix(&SocketAddrUnix::new(&path).unwrap(), true)
             .unwrap_err();
         assert_eq!(error.kind(), TimedOut, "{error}");
+    }
+
+    /// Another user of the guest would choose what the host's callers reach, as root.
+    #[test]
+    fn a_link_in_a_directory_of_others_leads_nowhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let _secret = std::os::unix::net::UnixListener::bind(at("secret")).unwrap();
+        std::os::unix::fs::symlink(at("secret"), at("link")).unwrap();
+        let (host, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let host = OwnedFd::from(host);
+        let reaches = |mode, name: &str| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            std::fs::set_permissions(directory.path(), mode).unwrap();
+            let path = at(name).into_os_string().into_encoded_bytes();
+            connect(&Place::Unix { path }, &host)
+        };
+        assert!(reaches(0o700, "secret").is_ok() && reaches(0o700, "link").is_ok());
+        assert!(reaches(0o777, "secret").is_ok());
+        let error = reaches(0o777, "link").unwrap_err();
+        assert_eq!(error.raw_os_error(), None, "{error}");
     }
 
     #[test]

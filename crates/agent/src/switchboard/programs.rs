@@ -189,7 +189,9 @@ impl Switchboard {
             };
             let switchboard = Arc::clone(self);
             let serve = move || {
+                // What the program has sent can make it long to close: the seat is given back after that.
                 let _seat = seat;
+                let program = program;
                 switchboard.serve(&program);
             };
             if let Err(error) = spawn("circuit", serve) {
@@ -231,7 +233,11 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
             .mode(0o755)
             .create(directory)?;
     }
-    listen_at_path_with_mode(path, SOCKET_MODE)
+    let (socket, file) = listen_at_path_with_mode(path, SOCKET_MODE)?;
+    file.stay();
+    // None are taken, and to close some is to wait. Older systems than Linux 6.16 cannot refuse them.
+    sys::peer::refuse_descriptors(socket.as_fd())?;
+    Ok(socket)
 }
 
 fn accept(listener: &OwnedFd) -> io::Result<Program> {

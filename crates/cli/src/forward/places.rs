@@ -1,11 +1,12 @@
 //! Where this process listens on the host.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use rustix::fs::Mode;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use sys::sockets::BoundFile;
 use tokio::net::{TcpListener, UnixListener};
 use wire::agent::forward::Place;
 
@@ -18,7 +19,12 @@ const BACKLOG: i32 = 128;
 /// A socket that listens; a UNIX socket's file is removed at the end.
 pub(super) enum Listener {
     Tcp(TcpListener, Place),
-    Unix(UnixListener, PathBuf),
+    Unix {
+        listener: UnixListener,
+        path: PathBuf,
+        /// Removed with the listener.
+        _file: Box<BoundFile>,
+    },
 }
 
 impl Listener {
@@ -51,44 +57,33 @@ impl Listener {
     pub(super) fn place(&self) -> String {
         match self {
             Listener::Tcp(_, place) => specification::words(place),
-            Listener::Unix(_, path) => path.display().to_string(),
+            Listener::Unix { path, .. } => path.display().to_string(),
         }
     }
 
     pub(super) async fn accept(&self) -> io::Result<LocalStream> {
         match self {
             Listener::Tcp(listener, _) => Ok(LocalStream::tcp(listener.accept().await?.0)),
-            Listener::Unix(listener, _) => Ok(LocalStream::Unix(listener.accept().await?.0)),
+            Listener::Unix { listener, .. } => Ok(LocalStream::Unix(listener.accept().await?.0)),
         }
     }
 }
 
 /// For this user only. A socket whose owner is gone is replaced.
 fn bind_unix(path: PathBuf) -> io::Result<Listener> {
-    let address = SocketAddrUnix::new(&path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // Linux gives the file the mode of the socket that is bound. Later the path may lead to another file, and others may have connected.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    match rustix::net::bind(&socket, &address) {
-        Err(Errno::ADDRINUSE) if sys::sockets::is_stale(&path) => {
-            std::fs::remove_file(&path)?;
-            rustix::net::bind(&socket, &address)?;
-        }
-        bound => bound?,
-    }
+    let file = BoundFile::bind(socket.as_fd(), &path)?;
     rustix::net::listen(&socket, BACKLOG)?;
     let listener = std::os::unix::net::UnixListener::from(socket);
-    Ok(Listener::Unix(UnixListener::from_std(listener)?, path))
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Listener::Unix(_, path) = self {
-            // It may have been removed, which is as good.
-            let _ = std::fs::remove_file(path);
-        }
-    }
+    let listener = UnixListener::from_std(listener)?;
+    Ok(Listener::Unix {
+        listener,
+        path,
+        _file: Box::new(file),
+    })
 }
 
 #[cfg(test)]
@@ -103,7 +98,7 @@ mod tests {
         let path = directory.path().join("s");
         // It never listens: a process that another test starts may hold it for a moment.
         let dead = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&dead, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::bind(&dead, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
         drop(dead);
         let place = Place::Unix {
             path: path.as_os_str().as_encoded_bytes().to_vec(),
