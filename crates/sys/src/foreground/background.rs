@@ -100,13 +100,14 @@ impl Background {
         }
     }
 
+    /// Its processes, those also that have ended and were not waited for: what such a process has left may be missing in a list that was begun before its end.
     fn children(&self) -> io::Result<Vec<Pid>> {
         let entries = std::fs::read_dir("/proc")?;
         let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         let helper = self.helper.map(|helper| helper as i32);
         let others = numbers.filter(|number: &i32| Some(*number) != helper);
         let found = others.filter_map(Pid::from_raw);
-        Ok(found.filter(|pid| is_child(*pid)).collect())
+        Ok(found.filter(|pid| state_of_child(*pid).is_some()).collect())
     }
 }
 
@@ -124,13 +125,17 @@ fn reap(options: WaitOptions) -> io::Result<Option<(Pid, WaitStatus)>> {
 
 /// Whether a process is a child of this one, and has not ended.
 fn is_child(pid: Pid) -> bool {
+    state_of_child(pid).is_some_and(|state| state != "Z")
+}
+
+/// The state of a process that is a child of this one. One that has ended has a state until it is waited for.
+fn state_of_child(pid: Pid) -> Option<String> {
     let path = format!("/proc/{}/stat", pid.as_raw_pid());
-    let text = std::fs::read_to_string(Path::new(&path)).unwrap_or_default();
+    let text = std::fs::read_to_string(Path::new(&path)).ok()?;
     // The name of its program, in parentheses, may be anything. Behind it stand its state and its parent.
-    let mut words = text.rsplit_once(')').unwrap_or_default().1.split(' ');
-    let (state, parent) = (words.nth(1), words.next());
-    state.is_some_and(|state| state != "Z")
-        && parent.and_then(|parent| parent.parse().ok()) == Some(getpid().as_raw_pid())
+    let mut words = text.rsplit_once(')')?.1.split(' ');
+    let (state, parent) = (words.nth(1)?, words.next()?);
+    (parent.parse() == Ok(getpid().as_raw_pid())).then(|| state.to_owned())
 }
 
 fn forward(mut signals: Signals, background: Background) -> io::Result<()> {
