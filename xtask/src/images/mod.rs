@@ -6,7 +6,6 @@
 
 mod cpio;
 pub mod files;
-mod kernel;
 mod layers;
 mod modules;
 pub mod packages;
@@ -253,16 +252,13 @@ impl<'a> Builder<'a> {
                 .with(RECIPE_VERSION)
                 .with(&source.identity)
         };
-        let kernel_inputs = inputs().with(include_bytes!("kernel.rs"));
-        let name = format!("vmlinuz-{}", choice.name());
-        let kernel = self.artefact(&name, kernel_inputs, || {
-            let image = fs::read(&source.kernel).with_context(|| {
+        let kernel = self.artefact(&format!("vmlinuz-{}", choice.name()), inputs(), || {
+            fs::read(&source.kernel).with_context(|| {
                 format!(
                     "cannot read {} (some distributions let only root read it)",
                     source.kernel.display()
                 )
-            })?;
-            kernel::unpacked(image)
+            })
         })?;
         let modules_inputs = inputs().with(include_bytes!("modules.rs"));
         let modules = self.artefact(
