@@ -19,6 +19,7 @@
 
 mod calls;
 mod devices;
+mod leaving;
 mod link;
 mod network;
 mod programs;

@@ -174,6 +174,8 @@ pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<(Ow
     let file = BoundFile::bind(socket.as_fd(), path)?;
     if mode & 0o077 != 0 {
         open_to_others(path, mode)?;
+        // None are taken, and to close some is to wait. Connections inherit it. Older systems than Linux 6.16 cannot refuse them.
+        sys::peer::refuse_descriptors(socket.as_fd())?;
     }
     // No program can connect before, so the mode is right from the first connection on.
     rustix::net::listen(&socket, BACKLOG)?;

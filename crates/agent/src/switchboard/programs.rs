@@ -16,6 +16,7 @@ use rustix::net::{SendFlags, SocketFlags};
 use wire::switchboard::Lines;
 use wire::switchboard::program::{Answer, ErrorCode, Request, SOCKET, SOCKET_VARIABLE};
 
+use super::leaving::{Leaving, with_thread};
 use super::{Switchboard, spawn};
 use crate::log::say;
 use crate::stream::wait;
@@ -35,7 +36,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_UNREAD_LEN: usize = 4096;
 
 /// The wait after an error of accept that says the system is short of something.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// An answer and what comes with it.
 #[derive(Debug)]
@@ -165,6 +166,7 @@ impl Switchboard {
 
     fn take_programs(self: &Arc<Self>, listener: &OwnedFd) {
         let seats = Arc::new(Seats::default());
+        let mut leaving = Leaving::default();
         loop {
             let program = match accept(listener) {
                 Ok(program) => program,
@@ -185,17 +187,14 @@ impl Switchboard {
                     "{MAX_PROGRAMS_OF_USER} programs of a user, and {MAX_PROGRAMS} in all, may ask for circuits or take them at a time"
                 );
                 let _ = program.give(&Refusal(ErrorCode::Busy, words).into());
+                leaving.close(program);
                 continue;
             };
             let switchboard = Arc::clone(self);
-            let serve = move || {
-                // What the program has sent can make it long to close: the seat is given back after that.
-                let _seat = seat;
-                let program = program;
-                switchboard.serve(&program);
-            };
-            if let Err(error) = spawn("circuit", serve) {
+            let serve = move |program: &Program| switchboard.serve(program);
+            if let Err((error, program)) = with_thread(program, seat, serve) {
                 say!("cannot start a thread: {error}");
+                leaving.close(program);
             }
         }
     }
@@ -235,8 +234,6 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     }
     let (socket, file) = listen_at_path_with_mode(path, SOCKET_MODE)?;
     file.stay();
-    // None are taken, and to close some is to wait. Older systems than Linux 6.16 cannot refuse them.
-    sys::peer::refuse_descriptors(socket.as_fd())?;
     Ok(socket)
 }
 
@@ -250,12 +247,12 @@ fn accept(listener: &OwnedFd) -> io::Result<Program> {
 
 /// How many programs of each user have a seat.
 #[derive(Debug, Default)]
-struct Seats {
+pub(super) struct Seats {
     taken: Mutex<HashMap<u32, usize>>,
 }
 
 impl Seats {
-    fn take(self: &Arc<Self>, user: u32) -> Option<Seat> {
+    pub(super) fn take(self: &Arc<Self>, user: u32) -> Option<Seat> {
         // No thread panics while holding it.
         let mut taken = sys::lock(&self.taken);
         let others = taken.iter().filter(|(user, _)| !is_privileged(**user));
@@ -273,7 +270,7 @@ impl Seats {
 
 /// One of them; given back when dropped.
 #[derive(Debug)]
-struct Seat {
+pub(super) struct Seat {
     seats: Arc<Seats>,
     user: u32,
 }
@@ -290,7 +287,96 @@ impl Drop for Seat {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
+
     use super::*;
+
+    /// Longer than a test waits for what must not wait for it.
+    const LINGER: Duration = Duration::from_secs(20);
+
+    /// Has a TCP socket in flight whose close waits for as long as what this returns is there, or [`LINGER`].
+    fn send_lingering(program: &UnixStream) -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        set_socket_recv_buffer_size(&listener, 2048).unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (held, _) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        while socket.write(&[0; 4096]).is_ok() {}
+        set_socket_linger(&socket, Some(LINGER)).unwrap();
+        let flags = SendFlags::empty();
+        sys::descriptors::send(program, b"x", &[socket.as_fd()], flags).unwrap();
+        held
+    }
+
+    /// As a user of the guest does it whose system cannot refuse descriptors.
+    #[test]
+    fn programs_that_are_turned_away_hold_up_no_other_by_what_they_have_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("circuit.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 512).unwrap();
+        let connect = || UnixStream::connect(&path).unwrap();
+        let _seated: Vec<_> = (0..MAX_PROGRAMS_OF_USER).map(|_| connect()).collect();
+        // More than are closed at a time.
+        let lingering = (0..=MAX_PROGRAMS_OF_USER).map(|_| {
+            let program = connect();
+            let held = send_lingering(&program);
+            (program, held)
+        });
+        let _lingering: Vec<_> = lingering.collect();
+        let mut last = connect();
+        last.set_read_timeout(Some(LINGER / 2)).unwrap();
+        let switchboard = Switchboard::new().unwrap();
+        spawn("test", move || {
+            switchboard.take_programs(&OwnedFd::from(listener))
+        })
+        .unwrap();
+        let mut answer = String::new();
+        last.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("ERROR code=busy "), "{answer}");
+    }
+
+    #[test]
+    fn a_seat_is_given_back_when_what_the_program_has_sent_is_closed() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let held = send_lingering(&theirs);
+        let seats = Arc::new(Seats::default());
+        let program = Program {
+            socket: ours.into(),
+            user: 1,
+        };
+        let (sender, ran) = std::sync::mpsc::channel();
+        let run = move |_: &Program| sender.send(()).unwrap();
+        with_thread(program, seats.take(1).unwrap(), run).unwrap();
+        ran.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!sys::lock(&seats.taken).is_empty());
+        // A reset ends the wait.
+        drop(held);
+        let deadline = Instant::now() + LINGER / 2;
+        while !sys::lock(&seats.taken).is_empty() {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn no_descriptors_can_be_sent_where_the_system_can_refuse_them() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        if !sys::peer::refuse_descriptors(one.as_fd()).unwrap() {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("circuit.sock");
+        let _listener = listen(&path).unwrap();
+        let program = UnixStream::connect(&path).unwrap();
+        let sent = sys::descriptors::send(&program, b"x", &[one.as_fd()], SendFlags::empty());
+        assert_eq!(sent.unwrap_err(), Errno::PERM);
+    }
 
     #[test]
     fn there_are_so_many_seats_for_a_user_and_for_all() {

@@ -80,6 +80,8 @@ pub(crate) fn bound(to: SocketAddr) -> Result<(OwnedFd, SocketAddr), Errno> {
     }
     let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+    // Its program takes it for TCP, and would wait while it closes what another user's has sent.
+    sys::peer::refuse_descriptors(socket.as_fd()).map_err(sys::supervise::errno)?;
     let name = |port| {
         let address = SocketAddr::from((ip, port));
         name_of(address)
@@ -217,6 +219,22 @@ mod tests {
         assert_eq!((accepted.own, accepted.peer), (loopback, own));
         let foreign = bound("192.0.2.1:80".parse().unwrap());
         assert_eq!(foreign.unwrap_err(), Errno::ADDRNOTAVAIL);
+    }
+
+    #[test]
+    fn neither_end_takes_descriptors_where_the_system_can_refuse_them() {
+        let (listener, at) = bound("127.0.0.1:0".parse().unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let (caller, _) = connected(at).unwrap();
+        let accepted = accept(&listener, Family::V4).unwrap().socket;
+        if !sys::peer::refuse_descriptors(listener.as_fd()).unwrap() {
+            return;
+        }
+        for end in [&caller, &accepted] {
+            let flags = rustix::net::SendFlags::empty();
+            let sent = sys::descriptors::send(end, b"x", &[listener.as_fd()], flags);
+            assert_eq!(sent.unwrap_err(), Errno::PERM);
+        }
     }
 
     #[test]
