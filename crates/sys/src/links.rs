@@ -132,6 +132,17 @@ impl Entry {
         Ok(SocketAddrUnix::new(self.pinned_path())?)
     }
 
+    /// The name.
+    pub fn name(&self) -> &OsStr {
+        &self.name
+    }
+
+    /// Opens the directory in which the name is, for reading.
+    pub fn open_directory(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(openat(&self.directory.file, ".", flags, Mode::empty())?)
+    }
+
     /// What has the name now, also if it is a link.
     pub fn stat(&self) -> io::Result<Stat> {
         let flags = AtFlags::SYMLINK_NOFOLLOW;
@@ -268,7 +279,7 @@ fn names(path: &Path) -> Vec<OsString> {
 
 fn refused(path: &Path, name: &OsStr) -> io::Error {
     io::Error::other(format!(
-        "{name:?} in {} is a link, or has a second name, in a directory that others than root and the daemon's user may write, and could lead to any file: \
+        "{name:?} in {} is a link, or has a second name, in a directory that others than root and this process's user may write, and could lead to any file: \
          name the file by its own path",
         path.display()
     ))

@@ -1,15 +1,17 @@
 //! Where things are received: a directory, or one name in it, or a stream.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, absolute};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
+use sys::links::{Entry, find};
 use wire::agent::transfer::{Totals, check_name};
 
 use crate::source::look;
-use crate::walk::describe;
+use crate::walk::{describe, kind};
 
 /// What is received into.
 #[derive(Debug)]
@@ -31,7 +33,7 @@ pub struct Destination {
 
 impl Destination {
     /// The place at the path that the user gave, for so many sources: into it if it is a directory, else in its stead. With `into_directory` that was
-    /// decided before. For a synchronisation the directory is created if its parent is there.
+    /// decided before. For a synchronisation the directory is created if its parent is there. No link leads there that a user other than root and this process's could have set.
     ///
     /// # Errors
     /// Why nothing can be received there, for people.
@@ -77,24 +79,10 @@ impl Destination {
                 ));
             }
         }
-        // A file that the path leads to by symbolic links is replaced itself: the user named it, not the sender.
-        let real = match there {
-            Some(FileType::RegularFile) => path
-                .canonicalize()
-                .map_err(|error| format!("cannot find {shown}: {error}"))?,
-            _ => path.to_owned(),
-        };
-        let name = real
-            .file_name()
-            .map(|name| name.as_bytes().to_vec())
-            .unwrap_or_default();
-        check_name(&name).map_err(|_| format!("{shown} does not name a file"))?;
-        let parent = match real.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        let directory = open(parent)
-            .map_err(|error| format!("cannot open the directory {}: {error}", parent.display()))?;
+        let named = path.file_name().unwrap_or_default().as_bytes();
+        check_name(named).map_err(|_| format!("{shown} does not name a file"))?;
+        let (directory, name) = parent(path, there == Some(FileType::RegularFile))
+            .map_err(|error| format!("cannot open the directory of {shown}: {error}"))?;
         Ok(Destination {
             directory,
             name: Some(name),
@@ -150,22 +138,45 @@ impl Destination {
 }
 
 fn make(path: &Path) -> Result<(), String> {
-    match rustix::fs::mkdir(path, Mode::from_raw_mode(0o777)) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
-        Err(Errno::NOENT) => {
-            let parent = path.parent().unwrap_or(path).display();
-            Err(format!("{parent} does not exist: make it first"))
-        }
-        Err(error) => Err(format!(
-            "cannot create the directory {}: {error}",
-            path.display()
-        )),
+    let made = Entry::at(path).and_then(|entry| {
+        let mode = Mode::from_raw_mode(0o777);
+        Ok(rustix::fs::mkdir(entry.pinned_path(), mode)?)
+    });
+    match made {
+        Ok(()) => Ok(()),
+        Err(error) => match Errno::from_io_error(&error) {
+            // The latter for a path without a name of its own, like `..`.
+            Some(Errno::EXIST | Errno::ISDIR) => Ok(()),
+            Some(Errno::NOENT) => {
+                let parent = path.parent().unwrap_or(path).display();
+                Err(format!("{parent} does not exist: make it first"))
+            }
+            _ => Err(format!(
+                "cannot create the directory {}: {error}",
+                path.display()
+            )),
+        },
     }
 }
 
-fn open(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(CWD, path, flags, Mode::empty())
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+
+fn open(path: &Path) -> io::Result<OwnedFd> {
+    let found = find(&absolute(path)?)?;
+    Ok(rustix::fs::openat(found, ".", DIRECTORY, Mode::empty())?)
+}
+
+/// The directory of a name, and the name. A file that the path leads to by symbolic links is replaced itself: the user named it, not the sender.
+fn parent(path: &Path, is_file: bool) -> io::Result<(OwnedFd, Vec<u8>)> {
+    let mut entry = Entry::at(path)?;
+    let is_link = || Ok::<_, io::Error>(kind(&entry.stat()?) == FileType::Symlink);
+    if is_file && is_link()? {
+        entry = Entry::behind_links(path)?;
+    }
+    let directory = entry.open_directory()?;
+    Ok((directory, entry.name().as_bytes().to_vec()))
 }
 
 /// A number of bytes for people.

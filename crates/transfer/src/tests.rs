@@ -319,6 +319,58 @@ fn a_destination_is_a_directory_or_a_new_name() {
     assert!(error.contains("a device"), "{error}");
 }
 
+/// Root writes where another user, whose directory it is, has set links to what is root's.
+#[test]
+fn a_link_of_another_user_leads_to_no_destination() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    for name in ["source", "precious", "shared"] {
+        fs::create_dir(at(name)).unwrap();
+    }
+    fs::write(at("source/file"), b"new").unwrap();
+    fs::write(at("precious/file"), b"precious").unwrap();
+    fs::write(at("precious/other"), b"precious").unwrap();
+    symlink(at("precious"), at("shared/site")).unwrap();
+    symlink(at("precious/file"), at("shared/file")).unwrap();
+    let set_mode = |mode| {
+        fs::set_permissions(at("shared"), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    set_mode(0o777);
+    let before = snapshot(&at("precious"));
+    for (path, is_sync, into_directory) in [
+        ("shared/site", true, None),
+        ("shared/site/", true, None),
+        ("shared/site/new", true, None),
+        ("shared/site", false, None),
+        ("shared/site", false, Some(true)),
+        ("shared/site/file", false, None),
+        ("shared/site/new", false, None),
+        ("shared/file", false, None),
+    ] {
+        let error = Destination::open(&at(path), 1, is_sync, into_directory).unwrap_err();
+        assert!(error.contains("is a link"), "{path}: {error}");
+    }
+    assert_eq!(snapshot(&at("precious")), before);
+    // What is there without a link is written to, and a file of two names is replaced.
+    fs::create_dir(at("shared/own")).unwrap();
+    fs::hard_link(at("precious/other"), at("shared/other")).unwrap();
+    copy(&[&at("source/file")], &at("shared/own"), options()).unwrap();
+    copy(&[&at("source/file")], &at("shared/other"), options()).unwrap();
+    assert_eq!(fs::read(at("shared/other")).unwrap(), b"new");
+    assert_eq!(snapshot(&at("precious")), before);
+    // A link of one's own is followed.
+    set_mode(0o755);
+    let sync = Options {
+        sync: Some(Sync {
+            delete: true,
+            checksum: false,
+        }),
+        ..options()
+    };
+    copy(&[&at("source/.")], &at("shared/site"), sync).unwrap();
+    assert_eq!(snapshot(&at("precious")), snapshot(&at("source")));
+}
+
 #[test]
 fn what_cannot_be_copied_is_told_and_the_rest_goes_on() {
     let directory = tempfile::tempdir().unwrap();

@@ -99,7 +99,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &["ringdown-shmring", "ringdown-sys", "ringdown-wire"],
     ),
     ("ringdown-circuit-c", &["ringdown-circuit"]),
-    ("ringdown-transfer", &["ringdown-wire"]),
+    ("ringdown-transfer", &["ringdown-sys", "ringdown-wire"]),
     (
         "ringdown-agent",
         &[
