@@ -73,13 +73,14 @@ impl Upgrade {
                 "there is no keeper, so VMs would be cut off: `ringdown hold` and `serve --keeper` keep them".to_owned(),
             );
         }
-        if let (Some(unit), Some(binary)) = (&running.unit, binary)
-            && running.program()? != binary
-        {
-            hindrance = Some(format!(
-                "{unit} starts {}: install the new program there, and leave --binary out",
-                running.program()?.display()
-            ));
+        if let (Some(unit), Some(binary)) = (&running.unit, binary) {
+            let started = running.program()?;
+            if started != binary {
+                hindrance = Some(format!(
+                    "{unit} starts {}: install the new program there, and leave --binary out",
+                    started.display()
+                ));
+            }
         }
         let no_way_back = api::reads(&daemon.formats, &program.formats).err();
         Ok(Upgrade {
@@ -164,9 +165,8 @@ impl Upgrade {
         let begun = Instant::now();
         let mut served: Option<(Instant, Health)> = None;
         loop {
-            if let Some(child) = child.as_deref_mut()
-                && let Ok(Some(status)) = child.try_wait()
-            {
+            let ended = child.as_deref_mut().map(Child::try_wait);
+            if let Some(Ok(Some(status))) = ended {
                 return Err(format!("it has ended ({status}); its log says why"));
             }
             match &served {

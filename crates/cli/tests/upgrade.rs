@@ -102,10 +102,9 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        if let Ok(lock) = fs::read_to_string(self.path().join("lock"))
-            && let Some(pid) = lock.trim().parse().ok().and_then(Pid::from_raw)
-            && self.daemon.is_none()
-        {
+        let lock = fs::read_to_string(self.path().join("lock")).unwrap_or_default();
+        let pid = lock.trim().parse().ok().and_then(Pid::from_raw);
+        if let (Some(pid), true) = (pid, self.daemon.is_none()) {
             // It may have ended.
             let _ = kill_process(pid, Signal::KILL);
         }

@@ -11,9 +11,8 @@ pub(super) const SOCKET: &str = "NOTIFY_SOCKET";
 
 /// Says so, if there is a socket for it.
 pub(super) fn say() {
-    if let Some(path) = std::env::var_os(SOCKET).filter(|path| !path.is_empty())
-        && let Err(error) = say_to(&path)
-    {
+    let path = std::env::var_os(SOCKET).filter(|path| !path.is_empty());
+    if let Some(Err(error)) = path.as_ref().map(say_to) {
         eprintln!("ringdown-agent run: cannot say that the program is ready: {error}");
     }
 }

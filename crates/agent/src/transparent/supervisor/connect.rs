@@ -271,11 +271,11 @@ impl Supervisor {
 
     /// Questions for names, over a stream: a name server of the guest's own has them, or else the resolver, which has the other end of what takes the place of the program's socket.
     fn dial_resolver(&self, call: &PendingCall, dial: &mut Dial) -> Result<Dialled, Errno> {
-        if is_of_guest(dial.to.ip())
-            && let Ok(own) = dial_name_server(call, dial.family, dial.to)
-        {
-            self.replace(call, dial, own, Progress::Local)?;
-            return Ok(Dialled::Done);
+        if is_of_guest(dial.to.ip()) {
+            if let Ok(own) = dial_name_server(call, dial.family, dial.to) {
+                self.replace(call, dial, own, Progress::Local)?;
+                return Ok(Dialled::Done);
+            }
         }
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let (socket, end) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
