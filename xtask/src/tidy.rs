@@ -31,7 +31,6 @@ pub fn run() -> Result<()> {
     )?));
     findings.extend(check_machine_paths(&root, &files));
     findings.extend(check_purity(&root, &files)?);
-    findings.extend(check_let_chains(&root, &files)?);
     findings.extend(check_mutants(&root, &files)?);
     for note in length_notes(&root, &files)? {
         eprintln!("[tidy] note: {note}");
@@ -218,50 +217,6 @@ fn check_purity(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// Chains of `let` in conditions came with Rust 1.88, which is newer than `rust-version`; a newer compiler takes them without a word.
-fn check_let_chains(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
-    let mut findings = Vec::new();
-    for file in files {
-        if file.extension().is_none_or(|extension| extension != "rs") {
-            continue;
-        }
-        let text = fs::read_to_string(root.join(file))?;
-        findings.extend(let_chains(&text).map(|number| {
-            format!(
-                "{}:{number}: `let` beside `&&` needs a newer Rust than `rust-version` of Cargo.toml",
-                file.display()
-            )
-        }));
-    }
-    Ok(findings)
-}
-
-/// Lines with a condition of `let` and something else, which is as long as rustfmt leaves it.
-fn let_chains(text: &str) -> impl Iterator<Item = usize> {
-    let lines: Vec<&str> = text.lines().map(str::trim).collect();
-    (0..lines.len()).filter_map(move |start| {
-        let line = lines[start].trim_start_matches("} else ");
-        let condition = line
-            .strip_prefix("if ")
-            .or_else(|| line.strip_prefix("while "))?;
-        let of_let = condition.starts_with("let ");
-        let next = lines.get(start + 1).copied().unwrap_or_default();
-        let chained = condition.contains("&& let ")
-            || next.starts_with("&& let ")
-            || of_let
-                && (condition
-                    .split_once(" && ")
-                    .is_some_and(|(left, _)| closed(left))
-                    || next.starts_with("&& "));
-        chained.then_some(start + 1)
-    })
-}
-
-/// Each bracket has its end.
-fn closed(text: &str) -> bool {
-    text.matches(['(', '{']).count() == text.matches([')', '}']).count()
-}
-
 fn length_notes(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     for file in files {
@@ -422,25 +377,6 @@ mod tests {
             "[lints]\n[dependencies]\nworkspace = true\n"
         ));
         assert!(!asks_for_workspace_lints("[package]\nname = \"a\"\n"));
-    }
-
-    #[test]
-    fn conditions_of_let_stand_alone() {
-        let chained = [
-            "if a && let B = c {",
-            "if let A = b && c {",
-            "while let A = b\n    && c\n{",
-            "} else if a\n    && let B = c\n{",
-        ];
-        for text in chained {
-            assert_eq!(let_chains(text).collect::<Vec<_>>(), [1], "{text}");
-        }
-        for text in [
-            "if let A = b {\n    if a && b {\n",
-            "if let A = b.find(|c| c && d) {",
-        ] {
-            assert_eq!(let_chains(text).count(), 0, "{text}");
-        }
     }
 
     #[test]
