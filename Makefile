@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit circuit-library bench-copies bench-transparent small-vm sim soak kernel-tests transparent-suites fuzz api-fuzz mutants proofs interleavings check docs deny lint fmt tidy clean
+.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit instructions circuit-library bench-copies bench-transparent small-vm sim soak kernel-tests transparent-suites fuzz api-fuzz mutants proofs interleavings check docs deny lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -155,6 +155,10 @@ bench-circuit: setup ## measure circuits between two processes beside sockets an
 	@echo '[bench] two processes and a ring between them, optimised'
 	@$(CARGO) build --release --package ringdown-bench --bin ringdown-bench
 	@$(BENCH) circuit run --output bench/runs
+
+instructions: ## count the instructions that a packet costs and compare them with those that are kept, in five minutes (SHORT=1: half a minute; KEEP=1 keeps them)
+	@$(if $(SHORT),,scripts/setup instructions)
+	@$(CARGO) bench --quiet --package ringdown-device --features under-valgrind --bench instructions -- $(if $(SHORT),--short) $(if $(KEEP),--keep --table)
 
 circuit-library: setup ## build the library of circuits for C; with PREFIX=/usr/local (and DESTDIR) install it there
 	@$(CARGO) build --release --package ringdown-circuit-c
