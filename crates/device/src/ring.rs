@@ -7,6 +7,10 @@ use std::io::IoSliceMut;
 use guestmem::queue::{Chain, Queue};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
+/// In how many turns with work a ring is looked at in vain before its guest is asked to notify again. Until then a look costs less than a notification,
+/// and rings of guests that have fallen silent are not looked at for ever.
+pub(crate) const VAIN_LOOKS: u8 = 64;
+
 /// A running ring of a guest.
 #[derive(Debug)]
 pub(crate) struct Ring {

@@ -8,16 +8,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::Fabric;
 use crate::reactor::{EventFlags, Token};
-use crate::ring::{Lazily, Ring};
+use crate::ring::{Lazily, Ring, VAIN_LOOKS};
 use crate::vsock::TX;
 
 /// How long a guest may have to wait until it is notified that packets it sent have left, unless it is so many that it may want the
 /// descriptors.
 const INTERRUPT_DELAY: Duration = Duration::from_millis(1);
-
-/// In how many turns with work a ring is looked at in vain before its guest is asked to notify again. Until then a look costs less than a notification,
-/// and rings of guests that have fallen silent are not looked at for ever.
-const VAIN_LOOKS: u8 = 64;
 
 impl Fabric {
     /// Waits until something happens: looks for a moment if that is likely to be enough, and else sleeps.

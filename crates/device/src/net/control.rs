@@ -149,6 +149,7 @@ impl NetFabric {
         if ring.moderation.expire(self.now) {
             ring.ring.interrupt();
         }
+        self.unarmed.retain(|unarmed| *unarmed != (number, index));
         self.reactor.remove(&ring.ring.kick);
         ring.ring.queue.ring_base()
     }

@@ -7,7 +7,7 @@ use super::moderation::Due;
 use super::port::{PortRing, is_transmit};
 use super::{NetFabric, cost};
 use crate::reactor::{EventFlags, Token};
-use crate::ring::Lazily;
+use crate::ring::{Lazily, VAIN_LOOKS};
 
 /// How long a guest may have to wait until it is notified that frames it sent have left, unless it is so many that it may want the
 /// descriptors, or so much that its TCP may.
@@ -31,10 +31,11 @@ impl NetFabric {
 
     /// This ring was empty. As long as we do not sleep its guest need not tell us when it no longer is.
     pub(super) fn leave_unarmed(&mut self, number: usize, index: usize) {
-        let ring = self.ports.get_mut(number).and_then(|port| port.ring(index));
-        let is_new = ring.is_some_and(|ring| !std::mem::replace(&mut ring.is_unarmed, true));
-        // One that was started anew may be there already.
-        if is_new && !self.unarmed.contains(&(number, index)) {
+        let Some(ring) = self.ports.get_mut(number).and_then(|port| port.ring(index)) else {
+            return;
+        };
+        ring.vain_looks = 0;
+        if !std::mem::replace(&mut ring.is_unarmed, true) {
             self.unarmed.push((number, index));
         }
     }
@@ -49,6 +50,7 @@ impl NetFabric {
         if is_busy && self.answering.is_empty() {
             // Those who keep us at work must not keep the others, who were not asked to notify, waiting.
             self.look_at_unarmed();
+            self.arm_idle();
             if self.blind_cost < cost::MAX_BLIND {
                 return Ok(());
             }
@@ -61,7 +63,10 @@ impl NetFabric {
         if !look_for.is_zero() {
             let found = self.look(look_for, happened)?;
             match found {
-                Some(after) => self.spin.found(after),
+                Some(after) => {
+                    self.arm_idle();
+                    self.spin.found(after);
+                }
                 None => self.spin.missed(),
             }
             if found.is_some() {
@@ -115,6 +120,29 @@ impl NetFabric {
         sent
     }
 
+    /// Asks guests to notify us that have sent nothing in many turns.
+    fn arm_idle(&mut self) {
+        let mut position = 0;
+        while let Some((number, index)) = self.unarmed.get(position).copied() {
+            let ring = self.ports.get_mut(number).and_then(|port| port.ring(index));
+            let Some(ring) = ring else {
+                self.unarmed.swap_remove(position);
+                continue;
+            };
+            ring.vain_looks += 1;
+            if ring.vain_looks < VAIN_LOOKS {
+                position += 1;
+                continue;
+            }
+            ring.is_unarmed = false;
+            let has_sent = ring.queue().enable_notifications();
+            self.unarmed.swap_remove(position);
+            if has_sent {
+                self.make_ready(number, index);
+            }
+        }
+    }
+
     /// Looks whether guests that were not asked to notify have sent something. An error is something, too: it is met again when
     /// the ring is drained.
     fn look_at_unarmed(&mut self) -> bool {
@@ -128,8 +156,7 @@ impl NetFabric {
         let mut position = 0;
         while let Some((number, index)) = self.unarmed.get(position).copied() {
             let ring = self.ports.get_mut(number).and_then(|port| port.ring(index));
-            // A ring that was replaced meanwhile is not unarmed, and was looked at when it came.
-            let Some(ring) = ring.filter(|ring| ring.is_unarmed) else {
+            let Some(ring) = ring else {
                 self.unarmed.swap_remove(position);
                 continue;
             };

@@ -73,6 +73,8 @@ pub(super) struct PortRing {
     pub(super) is_ready: bool,
     /// Was found empty, and its guest need not tell us when it no longer is.
     pub(super) is_unarmed: bool,
+    /// In how many turns there was nothing since.
+    pub(super) vain_looks: u8,
 }
 
 /// What a port has done, beside what its bridge has counted.
@@ -181,6 +183,7 @@ impl PortRing {
             sent_bytes: 0,
             is_ready: false,
             is_unarmed: false,
+            vain_looks: 0,
         }
     }
 

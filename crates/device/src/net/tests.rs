@@ -8,6 +8,7 @@ mod packets;
 mod paths;
 mod rules;
 mod setup;
+mod silent;
 mod sleepers;
 mod station;
 mod unseen;

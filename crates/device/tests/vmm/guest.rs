@@ -50,9 +50,13 @@ pub mod request {
     pub const RESET_DEVICE: u32 = 34;
 }
 
+/// Notifications are asked for by event indices.
+const FEATURE_EVENT_INDEX: u64 = 1 << 29;
+
 pub struct Guest {
     pub vmm: UnixStream,
     pub arena: Arc<Arena>,
+    features: u64,
     queues: [DriverQueue; 2],
     kicks: [OwnedFd; 2],
     calls: [OwnedFd; 2],
@@ -71,6 +75,16 @@ impl Guest {
     /// A guest that has said everything for its rings to run.
     pub fn connect(socket: &Path) -> Guest {
         let guest = Guest::begin(socket, FEATURES);
+        for index in [RX, TX] {
+            guest.set_up(index);
+            guest.send_kick(index);
+        }
+        guest
+    }
+
+    /// The same with event indices.
+    pub fn connect_with_event_indices(socket: &Path) -> Guest {
+        let guest = Guest::begin(socket, FEATURES | FEATURE_EVENT_INDEX);
         for index in [RX, TX] {
             guest.set_up(index);
             guest.send_kick(index);
@@ -141,6 +155,7 @@ impl Guest {
             kicks: [event(), event()],
             calls: [event(), event()],
             arena,
+            features,
         };
         let none: [BorrowedFd<'_>; 0] = [];
         send(&guest.vmm, request::SET_OWNER, &[], &none);
@@ -267,13 +282,17 @@ impl Guest {
         );
     }
 
-    /// How many chains of this ring have been given back.
     /// Whether the device wants to be notified of what is made available.
     pub fn is_asked_to_notify(&self, ring: usize) -> bool {
         const NO_NOTIFY: u16 = 1;
-        self.queues[ring].used_flags() & NO_NOTIFY == 0
+        let queue = &self.queues[ring];
+        match self.features & FEATURE_EVENT_INDEX != 0 {
+            true => queue.available_event() == queue.available_index(),
+            false => queue.used_flags() & NO_NOTIFY == 0,
+        }
     }
 
+    /// How many chains of this ring have been given back.
     pub fn given_back(&self, ring: usize) -> u16 {
         self.queues[ring].used_index()
     }

@@ -120,8 +120,8 @@ impl World {
     }
 }
 
-/// The device: serves chains until it has seen as many as there will be, and sleeps in between.
-fn serve(queue: &mut Queue, shared: &Shared, base: u64, chains: u64) {
+/// The device: serves chains until it has seen as many as there will be, and sleeps in between. Before it asks to be notified, it may look so many times without asking.
+fn serve(queue: &mut Queue, shared: &Shared, base: u64, chains: u64, looks: u32) {
     let (mut chain, mut served) = (Chain::default(), 0);
     while served < chains {
         queue.disable_notifications();
@@ -134,6 +134,9 @@ fn serve(queue: &mut Queue, shared: &Shared, base: u64, chains: u64) {
         }
         if queue.publish() {
             shared.interrupt.signal();
+        }
+        if (0..looks).any(|_| queue.pending().unwrap()) {
+            continue;
         }
         if !queue.enable_notifications() && served < chains {
             shared.kick.wait();
@@ -174,6 +177,18 @@ fn drive(driver: &mut DriverQueue, shared: &Shared, base: u64, chains: u64, batc
 /// Runs driver and device to their end in every way. `preemptions` bounds how often a thread may be interrupted in the middle of its
 /// work in one run; `LOOM_MAX_PREEMPTIONS` says otherwise.
 fn explore(packed: bool, size: u16, event_index: bool, start: u16, chains: u64, batch: u64) {
+    explore_looking(packed, size, event_index, start, chains, batch, 0);
+}
+
+fn explore_looking(
+    packed: bool,
+    size: u16,
+    event_index: bool,
+    start: u16,
+    chains: u64,
+    batch: u64,
+    looks: u32,
+) {
     let runs = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let counter = std::sync::Arc::clone(&runs);
     let mut builder = loom::model::Builder::new();
@@ -188,13 +203,13 @@ fn explore(packed: bool, size: u16, event_index: bool, start: u16, chains: u64, 
             base,
         } = World::new(packed, size, event_index, start, chains);
         let other = loom::sync::Arc::clone(&shared);
-        let device = thread::spawn(move || serve(&mut queue, &other, base, chains));
+        let device = thread::spawn(move || serve(&mut queue, &other, base, chains, looks));
         drive(&mut driver, &shared, base, chains, batch);
         device.join().unwrap();
     });
     let runs = runs.load(std::sync::atomic::Ordering::Relaxed);
     eprintln!(
-        "packed {packed}, size {size}, event index {event_index}, from {start}, {chains} chains by {batch}: {runs} runs"
+        "packed {packed}, size {size}, event index {event_index}, from {start}, {chains} chains by {batch}, {looks} looks: {runs} runs"
     );
 }
 
@@ -225,4 +240,12 @@ fn two_chains_one_by_one() {
 #[test]
 fn two_chains_at_once_while_the_indices_wrap() {
     explore_all(2, 65_535, 2, 2);
+}
+
+/// As a worker that has other things to do leaves a guest that has fallen silent without the wish to be notified for some turns.
+#[test]
+fn a_look_in_vain_before_it_asks_to_be_notified() {
+    for (packed, event_index) in [(false, true), (false, false), (true, true), (true, false)] {
+        explore_looking(packed, 2, event_index, 0, 2, 1, 1);
+    }
 }
