@@ -26,7 +26,7 @@ use bystander::Bystander;
 use programs::Programs;
 
 /// How long anything that must happen may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// At rest is a daemon that uses at most one tick of its processor's clock in this time.
 const REST_WINDOW: Duration = Duration::from_millis(60);

@@ -127,9 +127,9 @@ fn everything_works(daemon: &Daemon, guests: &[Guest]) {
     let [web, db] = guests else {
         panic!("two guests")
     };
-    let server = db.start("socat -u VSOCK-LISTEN:5000 STDOUT").unwrap();
-    let call = "for try in 1 2 3 4 5 6 7 8 9 10; do echo hello | socat -u STDIN VSOCK-CONNECT:4:5000 && exit 0; sleep 0.3; done; exit 1";
-    web.shell(call).unwrap();
+    let server = listen(db, "5000", "");
+    web.shell("echo hello | socat -u STDIN VSOCK-CONNECT:4:5000")
+        .unwrap();
     assert_eq!(server.wait().unwrap().text().trim(), "hello");
     web.shell("for try in 1 2 3 4 5; do ping -c 1 -W 5 db && exit 0; done; exit 1")
         .unwrap();
@@ -149,12 +149,12 @@ fn a_killed_daemons_successor_goes_on_with_the_same_guests() {
     }
     // Under load, and with one that waits.
     guests[0].shell("mkfifo /tmp/go /tmp/step").unwrap();
-    let waits = start(&guests[1], "socat -u VSOCK-LISTEN:5001 STDOUT");
+    let waits = listen(&guests[1], "5001", "");
     let speaks = start(
         &guests[0],
         "(sleep 1; echo first; cat /tmp/go; echo last) | socat -u STDIN VSOCK-CONNECT:4:5001",
     );
-    let receives = start(&guests[1], "socat -u VSOCK-LISTEN:5000 STDOUT | sha256sum");
+    let receives = listen(&guests[1], "5000", "| sha256sum");
     // Each step of the sender's begins a part of the stream, in which the daemon ends.
     let parts = |between: &str| {
         format!(
@@ -189,6 +189,20 @@ fn a_killed_daemons_successor_goes_on_with_the_same_guests() {
 fn start(guest: &Guest, command: &str) -> e2e::Running {
     let spec = CommandSpec::new(command).deadline(PATIENCE);
     guest.start_spec(spec).unwrap()
+}
+
+/// Starts a server that takes one circuit, and waits until it listens.
+fn listen(guest: &Guest, port: &str, behind: &str) -> e2e::Running {
+    let log = format!("/tmp/listens-{port}");
+    guest.shell(&format!("rm -f {log}")).unwrap();
+    let server = start(
+        guest,
+        &format!("socat -d -d -u VSOCK-LISTEN:{port} STDOUT 2>{log} {behind}"),
+    );
+    guest
+        .wait_until(&format!("grep -q 'listening on' {log}"), PATIENCE)
+        .unwrap();
+    server
 }
 
 fn wait_for_circuit(daemon: &Daemon, port: &str) {
