@@ -1,18 +1,17 @@
 //! Where the agent listens, and how it reaches the host.
 
 use std::ffi::OsStr;
-use std::fs::Permissions;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::net::SocketFlags;
-use sys::sockets::BoundFile;
+use sys::links::Entry;
+use sys::socket_file::SocketFile;
 use wire::agent::{FIRST_UNPRIVILEGED_PORT, PORT};
 
 use crate::serial::SerialPort;
@@ -108,7 +107,7 @@ impl Listener {
 
     /// Listen at a UNIX socket for root and the agent's user. One whose owner is gone is replaced.
     pub fn unix(path: &Path) -> io::Result<Listener> {
-        let (socket, file) = listen_at_path(path)?;
+        let (socket, mut file) = listen_at_path(path)?;
         file.stay();
         Ok(Listener {
             socket,
@@ -158,12 +157,12 @@ pub(crate) fn peer_user(connection: &OwnedFd) -> io::Result<u32> {
 ///
 /// # Errors
 /// The system's reason; `AddrInUse` if another program listens there.
-pub(crate) fn listen_at_path(path: &Path) -> io::Result<(OwnedFd, BoundFile)> {
+pub(crate) fn listen_at_path(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     listen_at_path_with_mode(path, 0o600)
 }
 
 /// The same for users whom this mode allows.
-pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<(OwnedFd, BoundFile)> {
+pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<(OwnedFd, SocketFile)> {
     let (family, kind) = (
         rustix::net::AddressFamily::UNIX,
         rustix::net::SocketType::STREAM,
@@ -171,27 +170,15 @@ pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<(Ow
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     // Linux gives the file the mode of the socket that is bound, less the process's mask: later the path may lead to another file.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
-    let file = BoundFile::bind(socket.as_fd(), path)?;
+    let (file, _) = SocketFile::take_over(&socket, Entry::at(path)?)?;
     if mode & 0o077 != 0 {
-        open_to_others(path, mode)?;
+        file.set_mode(mode)?;
         // None are taken, and to close some is to wait. Connections inherit it. Older systems than Linux 6.16 cannot refuse them.
         sys::peer::refuse_descriptors(socket.as_fd())?;
     }
     // No program can connect before, so the mode is right from the first connection on.
     rustix::net::listen(&socket, BACKLOG)?;
     Ok((socket, file))
-}
-
-/// Sets the mode of the socket that stands at a path, and of nothing that a link there leads to.
-fn open_to_others(path: &Path, mode: u32) -> io::Result<()> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let found = rustix::fs::open(path, flags, Mode::empty())?;
-    if FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) != FileType::Socket {
-        return Err(io::Error::other("a descriptor is no socket any more"));
-    }
-    // A descriptor of this kind has no other way to its file's mode.
-    let file = format!("/proc/self/fd/{}", found.as_raw_fd());
-    std::fs::set_permissions(file, Permissions::from_mode(mode))
 }
 
 fn refused(reason: &str) -> io::Error {
@@ -326,6 +313,8 @@ fn vsock_socket() -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -22,13 +22,14 @@ use keeper::Keeper;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
+use sys::socket_file::SocketFile;
 use vhost::vhost_user::{
     BackendReqHandler, Error as ProtocolError, Result as ProtocolResult,
     VhostUserBackendReqHandlerMut,
 };
 
 use crate::fault::fault_of;
-use crate::socket::{Listener, SocketFile, listen_for_vmm};
+use crate::socket::{Listener, listen_for_vmm};
 
 use another::Another;
 use request::Caller;

@@ -67,4 +67,5 @@ pub use orders::{Orders, Turns};
 pub use reactor::Waker;
 pub use ring::RingCounts;
 pub use snapshot::{CircuitSnapshot, Credentials, Endpoint};
-pub use socket::{BACKLOG, SocketFile, keep_own_apart, listen_without_descriptors, set_mode_of};
+pub use socket::{BACKLOG, keep_own_apart, listen_without_descriptors};
+pub use sys::socket_file::SocketFile;

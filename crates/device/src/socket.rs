@@ -1,18 +1,16 @@
 //! UNIX sockets of the host.
 
-use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{AtFlags, FileType, Gid, Stat, chownat};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
-use sys::links::{Entry, FileId, file_id};
+use rustix::fs::{AtFlags, Gid, chownat};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, listen, socket_with};
+use sys::links::{Entry, FileId};
 use sys::peer::refuse_descriptors;
+use sys::socket_file::SocketFile;
 
 /// The longest path that a UNIX socket's address holds, in bytes (unix(7)).
 pub(crate) const MAX_PATH_BYTES: usize = 107;
@@ -43,92 +41,6 @@ pub(crate) struct Listener {
     pub(crate) file: SocketFile,
 }
 
-/// The file of a socket that listens. It is removed when this is dropped, unless another one has come in its place.
-#[derive(Debug)]
-pub struct SocketFile {
-    entry: Entry,
-    id: FileId,
-    /// It is not removed.
-    stays: bool,
-}
-
-impl SocketFile {
-    /// Which file it is.
-    pub(crate) fn id(&self) -> FileId {
-        self.id
-    }
-
-    /// Leaves the file where it is: another process listens at its socket.
-    pub(crate) fn stay(&mut self) {
-        self.stays = true;
-    }
-
-    fn bind(socket: &OwnedFd, entry: Entry) -> io::Result<SocketFile> {
-        bind(socket, &entry.address()?)?;
-        SocketFile::found(entry)
-    }
-
-    /// The file that is there.
-    fn found(entry: Entry) -> io::Result<SocketFile> {
-        let id = file_id(&find_socket(&entry)?.1);
-        Ok(SocketFile {
-            entry,
-            id,
-            stays: false,
-        })
-    }
-
-    /// Sets its mode, and that of no other file.
-    ///
-    /// # Errors
-    /// Another file stands there by now, or what the system says.
-    pub fn set_mode(&self, mode: u32) -> io::Result<()> {
-        set_mode_of(&self.find()?, mode)
-    }
-
-    fn give_to(&self, gid: u32) -> io::Result<()> {
-        let group = Some(Gid::from_raw(gid));
-        let given = chownat(self.find()?, "", None, group, AtFlags::EMPTY_PATH);
-        given.map_err(|error| {
-            let error = io::Error::from(error);
-            let words = format!(
-                "it cannot be given to the group {gid}: {error}; start the daemon as a member of that group, or as root"
-            );
-            io::Error::new(error.kind(), words)
-        })
-    }
-
-    fn find(&self) -> io::Result<OwnedFd> {
-        let (file, stat) = find_socket(&self.entry)?;
-        match file_id(&stat) == self.id {
-            true => Ok(file),
-            false => Err(not_what_was_made()),
-        }
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if !self.stays {
-            // It may have been removed already.
-            let _ = self.entry.remove(self.id);
-        }
-    }
-}
-
-/// Where another user may write in the directory, a link may stand there.
-fn find_socket(entry: &Entry) -> io::Result<(OwnedFd, Stat)> {
-    let (file, stat) = entry.find()?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::Socket => Ok((file, stat)),
-        _ => Err(not_what_was_made()),
-    }
-}
-
-fn not_what_was_made() -> io::Error {
-    io::Error::other("expected the socket that was made there, found something else: remove it")
-}
-
 /// A socket that does not block, to which no descriptors can be sent.
 pub(crate) fn unix_socket(socket_type: SocketType) -> io::Result<OwnedFd> {
     let socket = any_socket(socket_type)?;
@@ -153,7 +65,7 @@ pub(crate) fn listen_again(
     id: FileId,
 ) -> io::Result<Option<Listener>> {
     let mut file = SocketFile::found(Entry::at(path)?)?;
-    if file.id != id {
+    if file.id() != id {
         file.stay();
         return Ok(None);
     }
@@ -181,14 +93,13 @@ pub fn listen_without_descriptors(path: &Path) -> io::Result<(UnixListener, Sock
 }
 
 fn listen_with(socket: OwnedFd, group: Option<u32>, path: &Path) -> io::Result<Listener> {
-    let entry = Entry::at(path)?;
-    if remove_stale(&entry)? {
+    let (file, was_stale) = SocketFile::take_over(&socket, Entry::at(path)?)?;
+    if was_stale {
         tracing::warn!(path = %path.display(), "took over the socket of a program that is gone");
     }
-    let file = SocketFile::bind(&socket, entry)?;
     // No one connects before `listen`: the group is the right one from the first connection on.
     if let Some(gid) = group {
-        file.give_to(gid)?;
+        give(&file, gid)?;
     }
     let mode = if group.is_some() { 0o660 } else { 0o600 };
     file.set_mode(mode)?;
@@ -196,27 +107,17 @@ fn listen_with(socket: OwnedFd, group: Option<u32>, path: &Path) -> io::Result<L
     Ok(Listener { socket, file })
 }
 
-/// Sets the mode of a file by a descriptor that only names it, as `O_PATH` gives, which has no other way to its file's mode.
-pub fn set_mode_of(found: &OwnedFd, mode: u32) -> io::Result<()> {
-    let file = format!("/proc/self/fd/{}", found.as_raw_fd());
-    fs::set_permissions(file, fs::Permissions::from_mode(mode))
-}
-
-/// Removes a socket file without a listener. A listener does not notice: the probe is of another type
-/// than the listener, so that it is refused for that (`EPROTOTYPE`) and not accepted.
-fn remove_stale(entry: &Entry) -> io::Result<bool> {
-    let Ok(found) = entry.stat() else {
-        return Ok(false);
-    };
-    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
-        return Ok(false);
-    }
-    let probe = unix_socket(SocketType::DGRAM)?;
-    let is_stale = connect(&probe, &entry.address()?) == Err(Errno::CONNREFUSED);
-    if is_stale {
-        entry.remove(file_id(&found))?;
-    }
-    Ok(is_stale)
+/// Gives it to this group, and no other file.
+fn give(file: &SocketFile, gid: u32) -> io::Result<()> {
+    let group = Some(Gid::from_raw(gid));
+    let given = chownat(file.find()?, "", None, group, AtFlags::EMPTY_PATH);
+    given.map_err(|error| {
+        let error = io::Error::from(error);
+        let words = format!(
+            "it cannot be given to the group {gid}: {error}; start the daemon as a member of that group, or as root"
+        );
+        io::Error::new(error.kind(), words)
+    })
 }
 
 /// The path of the listener that a guest's dial to `port` of the host reaches.

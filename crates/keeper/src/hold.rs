@@ -12,10 +12,11 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, bind, listen,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, listen,
     socket_with,
 };
-use sys::links::{Entry, FileId, file_id};
+use sys::links::Entry;
+use sys::socket_file::SocketFile;
 
 use crate::message::{self, Kind, Message, PATIENCE};
 
@@ -53,8 +54,9 @@ type Closing = Arc<Mutex<Option<Kept>>>;
 /// A keeper that listens. Its socket is removed when this is dropped.
 #[derive(Debug)]
 pub struct Holder {
+    /// It goes first, so that no socket without a listener stands there.
+    _file: SocketFile,
     listener: OwnedFd,
-    file: (Entry, FileId),
     daemon: Option<OwnedFd>,
     /// When the last daemon went.
     daemon_went: Option<Instant>,
@@ -80,29 +82,20 @@ impl Holder {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         let entry = Entry::at(path).map_err(refused)?;
-        let address = entry.address().map_err(refused)?;
         // The file belongs to this user alone from its first moment.
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-        let mut bound = bind(&listener, &address);
-        if bound == Err(Errno::ADDRINUSE) && is_stale(&address)? {
-            let stale = entry.stat().map_err(refused)?;
-            entry.remove(file_id(&stale)).map_err(refused)?;
-            bound = bind(&listener, &address);
-        }
+        let bound = SocketFile::take_over(&listener, entry);
         rustix::process::umask(before);
-        match bound {
-            Ok(()) => {}
-            Err(Errno::ADDRINUSE) => {
-                let path = path.to_path_buf();
-                return Err(HoldError::InUse { path });
-            }
-            Err(error) => return Err(refused(error.into())),
-        }
-        let made = entry.stat().map_err(refused)?;
+        let (file, _) = bound.map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => HoldError::InUse {
+                path: path.to_path_buf(),
+            },
+            _ => refused(error),
+        })?;
         listen(&listener, 16)?;
         Ok(Holder {
+            _file: file,
             listener,
-            file: (entry, file_id(&made)),
             daemon: None,
             daemon_went: None,
             callers: Vec::new(),
@@ -295,19 +288,4 @@ impl Holder {
         let value = gone_ms.as_ref().map_or(&[][..], |bytes| bytes);
         message::send(daemon, Kind::End, &[], value, &[], SendFlags::empty())
     }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let (entry, id) = &self.file;
-        // It may have been removed already.
-        let _ = entry.remove(*id);
-    }
-}
-
-/// Whether a socket has no listener.
-fn is_stale(address: &rustix::net::SocketAddrUnix) -> Result<bool, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let probe = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    Ok(rustix::net::connect(&probe, address) == Err(Errno::CONNREFUSED))
 }

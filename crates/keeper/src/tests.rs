@@ -194,3 +194,15 @@ fn a_daemon_hears_for_how_long_there_was_none() {
         "{gone:?}"
     );
 }
+
+#[test]
+fn what_is_no_socket_stays_where_a_keeper_is_to_listen() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, link) = (directory.path().join("file"), directory.path().join("link"));
+    std::fs::write(&file, "precious").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    for path in [&file, &link] {
+        Holder::listen(path).unwrap_err();
+    }
+    assert_eq!(std::fs::read_to_string(&link).unwrap(), "precious");
+}

@@ -12,10 +12,9 @@ use std::path::{Path, PathBuf};
 
 use config::directories::lock_file;
 use device::SocketFile;
-use rustix::fs::{Access, FileType, FlockOperation, Stat};
-use rustix::io::Errno;
-use rustix::net::SocketAddrUnix;
-use sys::links::{Entry, file_id};
+use rustix::fs::{Access, FlockOperation};
+use sys::links::{Entry, FileId};
+use sys::socket_file::{self, Occupant};
 
 mod others;
 
@@ -226,18 +225,14 @@ impl RuntimeLock {
 /// [`RuntimeError::InUse`] when a process listens there, [`RuntimeError::NotASocket`] when it is something else;
 /// neither is touched.
 pub fn remove_stale_socket(path: &Path) -> Result<bool, RuntimeError> {
-    let Some((entry, found)) = stale_socket(path)? else {
+    let Some((entry, stale)) = stale_socket(path)? else {
         return Ok(false);
     };
-    match entry.remove(file_id(&found)) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(RuntimeError::System {
-            what: "cannot remove the stale socket",
-            path: path.to_owned(),
-            error,
-        }),
-    }
+    socket_file::remove(&entry, stale).map_err(|error| RuntimeError::System {
+        what: "cannot remove the stale socket",
+        path: path.to_owned(),
+        error,
+    })
 }
 
 /// Whether there is room for a socket: nothing is there, or a socket without a listener.
@@ -249,33 +244,23 @@ pub fn check_socket(path: &Path) -> Result<(), RuntimeError> {
 }
 
 /// A socket without a listener, if there is one.
-fn stale_socket(path: &Path) -> Result<Option<(Entry, Stat)>, RuntimeError> {
-    let system = |what, error| RuntimeError::System {
-        what,
+fn stale_socket(path: &Path) -> Result<Option<(Entry, FileId)>, RuntimeError> {
+    let system = |error: io::Error| RuntimeError::System {
+        what: "cannot find out what stands at",
         path: path.to_owned(),
         error,
     };
-    let found = Entry::at(path).and_then(|entry| {
-        let found = entry.stat()?;
-        let address = entry.address()?;
-        Ok((entry, found, address))
-    });
-    let (entry, found, address) = match found {
-        Ok(found) => found,
+    let entry = match Entry::at(path) {
+        Ok(entry) => entry,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(system("cannot look at", error)),
+        Err(error) => return Err(system(error)),
     };
-    if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
-        return Err(RuntimeError::NotASocket {
-            path: path.to_owned(),
-        });
-    }
-    match probe(&address) {
-        Ok(()) | Err(Errno::PROTOTYPE) => Err(RuntimeError::InUse {
-            path: path.to_owned(),
-        }),
-        Err(Errno::CONNREFUSED) => Ok(Some((entry, found))),
-        Err(error) => Err(system("cannot tell who listens on", error.into())),
+    let path = path.to_owned();
+    match Occupant::of(&entry).map_err(system)? {
+        Occupant::Nothing => Ok(None),
+        Occupant::Stale(id) => Ok(Some((entry, id))),
+        Occupant::Socket => Err(RuntimeError::InUse { path }),
+        Occupant::Other => Err(RuntimeError::NotASocket { path }),
     }
 }
 
@@ -298,14 +283,6 @@ pub fn listen_privately(path: &Path) -> Result<(UnixListener, SocketFile), Runti
     file.set_mode(0o600)
         .map_err(|error| system("cannot protect", error))?;
     Ok((listener, file))
-}
-
-/// Dials a socket with one of another type than listeners have: `EPROTOTYPE` means that a process has it, which does not notice.
-fn probe(address: &SocketAddrUnix) -> Result<(), Errno> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType};
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    rustix::net::connect(&socket, address)
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {

@@ -5,9 +5,11 @@
 //! whether it makes a file.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf, absolute};
 
 use rustix::fs::{
@@ -194,6 +196,12 @@ impl Entry {
             AtFlags::empty(),
         )?)
     }
+}
+
+/// Sets the mode of a file by a descriptor that only names it, as `O_PATH` gives, which has no other way to its file's mode.
+pub fn set_mode_of(found: &OwnedFd, mode: u32) -> io::Result<()> {
+    let file = format!("/proc/self/fd/{}", found.as_raw_fd());
+    fs::set_permissions(file, Permissions::from_mode(mode))
 }
 
 const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);

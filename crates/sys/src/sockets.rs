@@ -1,71 +1,12 @@
-//! UNIX sockets that stand in the way of new ones, and options of sockets that have no other wrapper.
+//! Options of sockets that have no other wrapper.
 //!
 //! It needs `unsafe` for `setsockopt` with a value of bytes, or with a filter.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, absolute};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
-};
-
-use crate::links::{Entry, FileId, file_id};
-
-/// Whether a stream socket stands at this path at which no process listens any more. A link and any other file are none.
-pub fn is_stale(path: &Path) -> bool {
-    let found = std::fs::symlink_metadata(path);
-    found.is_ok_and(|found| found.file_type().is_socket()) && dial(path) == Err(Errno::CONNREFUSED)
-}
-
-/// The file of a socket that was bound at a path. It is removed when this is dropped, if it still stands where it was made.
-#[derive(Debug)]
-pub struct BoundFile {
-    entry: Entry,
-    file: FileId,
-    stays: bool,
-}
-
-impl BoundFile {
-    /// Binds a stream socket. One that stands there and whose owner is gone is replaced.
-    ///
-    /// # Errors
-    /// As [`Entry::at`], `EADDRINUSE`, and what else the system says.
-    pub fn bind(socket: BorrowedFd<'_>, path: &Path) -> io::Result<BoundFile> {
-        let entry = Entry::at(&absolute(path)?)?;
-        let address = entry.address()?;
-        match bind(socket, &address) {
-            Err(Errno::ADDRINUSE) if is_stale(&entry.pinned_path()) => {
-                entry.remove(file_id(&entry.stat()?))?;
-                bind(socket, &address)?;
-            }
-            bound => bound?,
-        }
-        let file = file_id(&entry.stat()?);
-        Ok(BoundFile {
-            entry,
-            file,
-            stays: false,
-        })
-    }
-
-    /// Leaves the file where it is, also when this is dropped.
-    pub fn stay(mut self) {
-        self.stays = true;
-    }
-}
-
-impl Drop for BoundFile {
-    fn drop(&mut self) {
-        if !self.stays {
-            // It may have been removed already.
-            let _ = self.entry.remove(self.file);
-        }
-    }
-}
 
 /// Sets an option of TCP, IPv4 or IPv6 as a program has set it. Options of other levels may contain pointers, and are refused.
 ///
@@ -139,18 +80,9 @@ fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u8]) -> io::Res
     }
 }
 
-/// A full backlog is one of a process that listens, so this does not wait for room.
-fn dial(path: &Path) -> Result<(), Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::os::unix::fs::symlink;
-    use std::os::unix::net::UnixListener;
 
     use super::*;
 
@@ -164,50 +96,5 @@ mod tests {
         let error = set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_DEBUG, &one);
         assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EINVAL));
         set_vsock_connect_timeout(socket.as_fd(), Duration::from_secs(1)).unwrap_err();
-    }
-
-    /// As when another user, whose directory it is, puts a link in its place.
-    #[test]
-    fn a_file_is_removed_where_it_was_made_and_nowhere_else() {
-        let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str| directory.path().join(name);
-        std::fs::create_dir(at("mine")).unwrap();
-        std::fs::create_dir(at("precious")).unwrap();
-        std::fs::write(at("precious/s"), "precious").unwrap();
-        let flags = SocketFlags::CLOEXEC;
-        let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        let (first, second) = (socket(), socket());
-        let file = BoundFile::bind(first.as_fd(), &at("mine/s")).unwrap();
-        let again = BoundFile::bind(second.as_fd(), &at("mine/s"));
-        assert!(again.is_ok(), "it does not listen, and is replaced");
-        drop(again);
-        assert!(!at("mine/s").exists());
-        drop(file);
-        let file = BoundFile::bind(socket().as_fd(), &at("mine/s")).unwrap();
-        std::fs::rename(at("mine"), at("moved")).unwrap();
-        symlink(at("precious"), at("mine")).unwrap();
-        drop(file);
-        assert!(at("precious/s").exists() && !at("moved/s").exists());
-    }
-
-    #[test]
-    fn only_a_socket_without_a_listener_is_stale() {
-        let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str| directory.path().join(name);
-        let _listener = UnixListener::bind(at("live")).unwrap();
-        // It never listens: a process that another test starts may hold it for a moment.
-        let dead = socket_with(
-            AddressFamily::UNIX,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        rustix::net::bind(dead.unwrap(), &SocketAddrUnix::new(at("dead")).unwrap()).unwrap();
-        std::fs::write(at("file"), "precious").unwrap();
-        symlink(at("dead"), at("link")).unwrap();
-        for name in ["live", "file", "link", "missing"] {
-            assert!(!is_stale(&at(name)), "{name}");
-        }
-        assert!(is_stale(&at("dead")));
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use sys::sockets::BoundFile;
+use sys::socket_file::SocketFile;
 use wire::agent::forward::Place;
 
 use crate::stream::until;
@@ -172,7 +172,7 @@ fn timed_out() -> io::Error {
 }
 
 /// Listen: a socket that does not block, where it listens, and its file if it has one.
-pub(super) fn listen(place: &Place) -> io::Result<(OwnedFd, Place, Option<BoundFile>)> {
+pub(super) fn listen(place: &Place) -> io::Result<(OwnedFd, Place, Option<SocketFile>)> {
     let (socket, place, file): (OwnedFd, Place, _) = match place {
         Place::Unix { path } => {
             let (socket, file) = listen_at_path(path_of(path))?;

@@ -232,7 +232,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
             .mode(0o755)
             .create(directory)?;
     }
-    let (socket, file) = listen_at_path_with_mode(path, SOCKET_MODE)?;
+    let (socket, mut file) = listen_at_path_with_mode(path, SOCKET_MODE)?;
     file.stay();
     Ok(socket)
 }

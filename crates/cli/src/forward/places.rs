@@ -1,12 +1,12 @@
 //! Where this process listens on the host.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use sys::sockets::BoundFile;
+use sys::links::Entry;
+use sys::socket_file::SocketFile;
 use tokio::net::{TcpListener, UnixListener};
 use wire::agent::forward::Place;
 
@@ -23,7 +23,7 @@ pub(super) enum Listener {
         listener: UnixListener,
         path: PathBuf,
         /// Removed with the listener.
-        _file: Box<BoundFile>,
+        _file: Box<SocketFile>,
     },
 }
 
@@ -75,7 +75,7 @@ fn bind_unix(path: PathBuf) -> io::Result<Listener> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // Linux gives the file the mode of the socket that is bound. Later the path may lead to another file, and others may have connected.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    let file = BoundFile::bind(socket.as_fd(), &path)?;
+    let (file, _) = SocketFile::take_over(&socket, Entry::at(&path)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     let listener = std::os::unix::net::UnixListener::from(socket);
     let listener = UnixListener::from_std(listener)?;
@@ -96,10 +96,9 @@ mod tests {
     async fn a_socket_is_private_and_taken_over_only_from_the_dead() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        // It never listens: a process that another test starts may hold it for a moment.
-        let dead = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&dead, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
-        drop(dead);
+        // A dropped socket would not do: a process that another test starts may hold it for a moment.
+        let kind = rustix::fs::FileType::Socket;
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, Mode::RWXU, 0).unwrap();
         let place = Place::Unix {
             path: path.as_os_str().as_encoded_bytes().to_vec(),
         };

@@ -1,8 +1,12 @@
 //! Descriptors that a program sends with its data.
 
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{SendFlags, SocketAddrUnix, acceptfrom, send};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, SocketAddrUnix, acceptfrom, bind, connect, send};
 
 use super::*;
 use crate::connect::{Dial, dial};

@@ -264,7 +264,7 @@ impl Held<'_> {
                 error: error.into(),
             })?;
         }
-        device::set_mode_of(&self.file, mode).map_err(system("cannot set the mode of", self.path))
+        sys::links::set_mode_of(&self.file, mode).map_err(system("cannot set the mode of", self.path))
     }
 }
 

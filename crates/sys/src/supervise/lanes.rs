@@ -91,8 +91,10 @@ mod tests {
     fn a_user_that_is_stuck_holds_up_itself_only() {
         let work: Work<(bool, Sender<()>)> = Arc::new(|(blocks, done): (bool, Sender<()>)| {
             if blocks {
-                // Until the test ends.
-                std::thread::park();
+                // Until the test ends. The channel may have left a token, with which it returns once.
+                loop {
+                    std::thread::park();
+                }
             }
             let _ = done.send(());
         });
