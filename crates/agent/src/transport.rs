@@ -162,7 +162,10 @@ pub(crate) fn listen_at_path(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
 }
 
 /// The same for users whom this mode allows.
-pub(crate) fn listen_at_path_with_mode(path: &Path, mode: u32) -> io::Result<(OwnedFd, SocketFile)> {
+pub(crate) fn listen_at_path_with_mode(
+    path: &Path,
+    mode: u32,
+) -> io::Result<(OwnedFd, SocketFile)> {
     let (family, kind) = (
         rustix::net::AddressFamily::UNIX,
         rustix::net::SocketType::STREAM,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use config::{NewPort, full_name, schema};
+use config::{NewPort, VmmSocket, full_name, schema};
 use policy::DEFAULT_DOMAIN;
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
@@ -124,6 +124,16 @@ pub enum LineKind {
     Hybrid,
     /// A virtio-serial port.
     Serial,
+}
+
+impl<P> From<&VmmSocket<P>> for LineKind {
+    fn from(vmm: &VmmSocket<P>) -> LineKind {
+        match vmm {
+            VmmSocket::Vsock(_) => LineKind::Vsock,
+            VmmSocket::Hybrid(_) => LineKind::Hybrid,
+            VmmSocket::Serial(_) => LineKind::Serial,
+        }
+    }
 }
 
 impl fmt::Display for LineKind {

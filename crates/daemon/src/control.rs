@@ -307,10 +307,9 @@ impl Control {
             Some(line) if line.attached => VmState::Attached,
             _ => VmState::Waiting,
         };
-        let (kind, vhost_user) = match &spec.vmm {
-            VmmSocket::Vsock(path) => (LineKind::Vsock, Some(path.clone())),
-            VmmSocket::Hybrid(_) => (LineKind::Hybrid, None),
-            VmmSocket::Serial(_) => (LineKind::Serial, None),
+        let vhost_user = match &spec.vmm {
+            VmmSocket::Vsock(path) => Some(path.clone()),
+            VmmSocket::Hybrid(_) | VmmSocket::Serial(_) => None,
         };
         VmStatus {
             name: spec.name.clone(),
@@ -318,7 +317,7 @@ impl Control {
             aliases: spec.aliases.clone(),
             groups: spec.groups.clone(),
             cid: spec.cid,
-            kind,
+            kind: LineKind::from(&spec.vmm),
             state,
             attached: line.is_some_and(|line| line.attached),
             last_fault: line.and_then(|line| line.last_fault.clone()),

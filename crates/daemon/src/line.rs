@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use config::LineSpec;
 use device::{
-    AgentSecret, CaptureFilter, CaptureOptions, CircuitProspect, MAX_CAPTURES, RingCounts,
-    TakenOver,
+    AgentSecret, CaptureFilter, CaptureOptions, CircuitProspect, LineProspect, MAX_CAPTURES,
+    RingCounts, TakenOver,
 };
 use policy::{Policy, ServiceEntry};
 use runtime::directory::RuntimeError;
@@ -94,8 +94,8 @@ pub struct LineStatus {
 /// What would go on if the daemon ended now.
 #[derive(Debug, Clone, Default)]
 pub struct Prospects {
-    /// By the full name of the VM, whether a VMM with rings is connected, and whether that would go on.
-    pub lines: Vec<(String, bool, bool)>,
+    /// What would become of lines with rings, by the full name of the VM.
+    pub lines: BTreeMap<String, LineProspect>,
     /// What would become of circuits, and of how many.
     pub circuits: BTreeMap<CircuitProspect, u64>,
 }

@@ -65,7 +65,7 @@ pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
 use self::journal::Handover;
 pub use self::journal::{FORMATS, TakenOver};
-pub use self::prospect::CircuitProspect;
+pub use self::prospect::{CircuitProspect, LineProspect};
 use self::redial::Redials;
 pub use self::serial::SerialConfig;
 use self::tx::{Batch, Outgoing, Packet};

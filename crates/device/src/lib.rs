@@ -56,9 +56,9 @@ pub use decision::{Decision, DecisionCallee, DecisionCaller, DecisionSink, Obser
 pub use dialer::{Answer, Called, Carrier, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
 pub use fabric::{
     Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Change, CircuitFilter,
-    CircuitProspect, CircuitSlice, FORMATS, Fabric, HybridConfig, LineConfig, LineSnapshot,
-    NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine, SerialConfig,
-    Survey, TakenOver,
+    CircuitProspect, CircuitSlice, FORMATS, Fabric, HybridConfig, LineConfig, LineProspect,
+    LineSnapshot, NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine,
+    SerialConfig, Survey, TakenOver,
 };
 pub use fault::{MAX_FAULT_CHARS, NOT_SHARED};
 pub use frontend::{NewerKept, check_kept, is_kept};

@@ -12,8 +12,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, listen,
-    socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, listen, socket_with,
 };
 use sys::links::Entry;
 use sys::socket_file::SocketFile;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use api::{Formats, HandOver, LineKind};
-use device::CircuitProspect;
+use device::{CircuitProspect, LineProspect};
 
 use super::Control;
 use crate::control_error::ControlError;
@@ -17,25 +17,19 @@ impl Control {
         let (mut lines, mut other_lines) = (Vec::new(), BTreeMap::new());
         for spec in in_force.book.plan.lines() {
             let name = spec.full_name();
-            let known = prospects.lines.iter().find(|(of, ..)| *of == name);
-            let (is_attached, goes_on) = known.map_or((false, false), |(_, is, goes)| (*is, *goes));
-            let kind = match () {
-                () if spec.hybrid().is_some() => LineKind::Hybrid,
-                () if spec.serial().is_some() => LineKind::Serial,
-                () => LineKind::Vsock,
-            };
-            let fate = match kind {
-                LineKind::Vsock if goes_on => {
+            let prospect = prospects.lines.get(&name);
+            let fate = match (LineKind::from(&spec.vmm), prospect) {
+                (LineKind::Hybrid | LineKind::Serial, _) => "its VMM connects again",
+                (LineKind::Vsock, Some(LineProspect::GoesOn)) => {
                     lines.push(name);
                     continue;
                 }
-                LineKind::Vsock if !is_attached => {
+                (LineKind::Vsock, Some(LineProspect::Detached) | None) => {
                     "no VMM is connected: one that connects is served"
                 }
-                LineKind::Vsock => {
+                (LineKind::Vsock, Some(LineProspect::Ends)) => {
                     "its guest runs no split rings: without rings it goes on, with packed ones its VMM's connection ends"
                 }
-                LineKind::Hybrid | LineKind::Serial => "its VMM connects again",
             };
             other_lines.insert(name, fate.to_owned());
         }

@@ -1,5 +1,7 @@
 //! What would go on if the daemon ended now, and another one followed.
 
+use std::collections::BTreeMap;
+
 use policy::LineId;
 use vsock::CircuitReport;
 
@@ -8,6 +10,17 @@ use super::journal::ring_record;
 use crate::circuit::CircuitIo;
 use crate::line::LineIo;
 use crate::vsock::{RX, TX};
+
+/// What would become of a line with rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LineProspect {
+    /// It goes on.
+    GoesOn,
+    /// No VMM is connected.
+    Detached,
+    /// It does not go on: its guest runs no split rings.
+    Ends,
+}
 
 /// What would become of a circuit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,14 +36,18 @@ pub enum CircuitProspect {
 }
 
 impl Fabric {
-    /// The lines, by the full names of their VMs: whether a VMM with rings is connected, and whether it would go on.
-    pub fn line_prospects(&self) -> Vec<(String, bool, bool)> {
+    /// What would become of the lines with rings, by the full names of their VMs.
+    pub fn line_prospects(&self) -> BTreeMap<String, LineProspect> {
         let lines = self.lines.iter().filter_map(|(_, line)| line.as_ref());
-        let prospect = |line: &LineIo| {
-            let is_attached = line.attached && line.frontend.is_some();
-            (line.name.clone(), is_attached, self.would_go_on(line))
+        let lines = lines.filter(|line| line.frontend.is_some());
+        let prospect = |line: &LineIo| match line.attached {
+            true if self.would_go_on(line) => LineProspect::GoesOn,
+            true => LineProspect::Ends,
+            false => LineProspect::Detached,
         };
-        lines.map(|line| prospect(line)).collect()
+        lines
+            .map(|line| (line.name.clone(), prospect(line)))
+            .collect()
     }
 
     /// What would become of a slice of the circuits, and where the next slice begins. The first begins at 0.

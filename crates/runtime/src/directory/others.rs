@@ -264,7 +264,8 @@ impl Held<'_> {
                 error: error.into(),
             })?;
         }
-        sys::links::set_mode_of(&self.file, mode).map_err(system("cannot set the mode of", self.path))
+        sys::links::set_mode_of(&self.file, mode)
+            .map_err(system("cannot set the mode of", self.path))
     }
 }
 
