@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
-use e2e::{CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, ringdown_program, spawn};
+use e2e::{
+    CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, hold, ringdown_program, spawn,
+};
 
 /// How long anything that must happen may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -39,16 +40,7 @@ impl Host {
     fn start() -> Host {
         let directory = spawn::scratch_directory().unwrap();
         fs::write(directory.join("ringdown.toml"), CONFIGURATION).unwrap();
-        let socket = directory.join("keeper");
-        let arguments = ["hold", "--socket", &socket.display().to_string()].map(str::to_owned);
-        let mut keeper = spawn::spawn(ringdown_program().unwrap(), arguments, |command| {
-            command.stdout(Stdio::piped());
-        })
-        .unwrap();
-        let mut line = String::new();
-        let output = keeper.stdout.take().unwrap();
-        BufReader::new(output).read_line(&mut line).unwrap();
-        assert_eq!(line, "ready\n");
+        let keeper = hold(&directory.join("keeper")).unwrap();
         Host { directory, keeper }
     }
 

@@ -264,7 +264,7 @@ fn nginx_serves(kernel: Kernel) {
             }
         }
     }
-    // It is told to end, and ends well.
+    // It is asked to end, and ends well.
     scene.good("kill -QUIT $(cat /tmp/nginx.pid)");
     assert_eq!(server.wait().unwrap().code, 0);
 }

@@ -3,13 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use e2e::{CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, ringdown_program, spawn};
+use e2e::{
+    CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, hold, ringdown_program, spawn,
+};
 use serde_json::Value;
 
 /// How long anything that must happen may take.
@@ -37,20 +37,6 @@ impl Drop for Last {
     }
 }
 
-fn hold(directory: &std::path::Path) -> Child {
-    let socket = directory.join("keeper").display().to_string();
-    let arguments = ["hold", "--socket", &socket].map(str::to_owned);
-    let mut keeper = spawn::spawn(ringdown_program().unwrap(), arguments, |command| {
-        command.stdout(Stdio::piped());
-    })
-    .unwrap();
-    let mut line = String::new();
-    let output = keeper.stdout.take().unwrap();
-    BufReader::new(output).read_line(&mut line).unwrap();
-    assert_eq!(line, "ready\n");
-    keeper
-}
-
 fn ringdown(daemon: &Daemon, arguments: &[&str]) -> String {
     let output = daemon.run(arguments).unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -74,7 +60,7 @@ fn streams_go_on_through_upgrades() {
         None => UPGRADES,
     };
     let directory = spawn::scratch_directory().unwrap();
-    let mut keeper = hold(&directory);
+    let mut keeper = hold(&directory.join("keeper")).unwrap();
     let mut spec = DaemonSpec::new().arguments(&[
         "--allow",
         "from=web,to=db,port=5000",
@@ -99,7 +85,7 @@ fn streams_go_on_through_upgrades() {
     fs::copy(ringdown_program().unwrap(), &new).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
 
-    // Each sends until it is told to stop, so that every upgrade is in the middle of both streams.
+    // Each sends until it is asked to stop, so that every upgrade is in the middle of both streams.
     let ends = [(web, 4), (db, 3)].map(|(guest, peer)| {
         let receives = start(guest, "socat -u VSOCK-LISTEN:5000 STDOUT | sha256sum");
         let sends = format!(

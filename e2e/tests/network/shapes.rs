@@ -44,7 +44,7 @@ fn a_network_may_have_long_frames_and_a_guest_several_queues() {
         };
         [of(0), of(1)]
     };
-    // The driver takes as many as there are processors, unless it is told.
+    // The driver takes as many as there are processors, by default.
     db.shell("ethtool -L eth1 combined 2").unwrap();
     let before = queues();
     for [used, other] in [[0, 1], [1, 0]] {

@@ -619,19 +619,28 @@ fn a_question_to_a_name_server_is_its_users_from_the_first_packet_on() {
     }
 }
 
-/// The server of the test sends words of its own first: to a question those are no answer, and the program is told so at once.
+/// Two outside of the guest, and one of its own.
+const NAME_SERVERS: [&str; 3] = ["203.0.113.9:53", "[2001:db8::9]:53", "127.0.0.53:53"];
+
+/// A socket of the server's family, whose reads end.
+fn asker(server: SocketAddr) -> UdpSocket {
+    let any = if server.is_ipv4() {
+        "0.0.0.0:0"
+    } else {
+        "[::]:0"
+    };
+    let socket = UdpSocket::bind(any).unwrap();
+    let timeout = Some(Duration::from_secs(20));
+    socket.set_read_timeout(timeout).unwrap();
+    socket
+}
+
+/// The server of the test sends words of its own first: to a question those are no answer, and the program gets an error at once.
 fn foreign_servers_part() -> String {
     let mut said = Vec::new();
-    for server in ["203.0.113.9:53", "[2001:db8::9]:53", "127.0.0.53:53"] {
+    for server in NAME_SERVERS {
         let server: SocketAddr = server.parse().unwrap();
-        let any = if server.is_ipv4() {
-            "0.0.0.0:0"
-        } else {
-            "[::]:0"
-        };
-        let socket = UdpSocket::bind(any).unwrap();
-        let timeout = Some(Duration::from_secs(20));
-        socket.set_read_timeout(timeout).unwrap();
+        let socket = asker(server);
         socket.send_to(QUESTION, server).unwrap();
         let mut answer = [0; 512];
         let (_, from) = socket.recv_from(&mut answer).unwrap();
@@ -664,14 +673,7 @@ fn a_server_elsewhere_is_asked_over_tcp_where_the_resolver_is_off() {
 
 /// The last bytes of an answer to a question: an address of IPv4.
 fn asked_by_datagram(server: &str) -> [u8; 4] {
-    let any = if server.starts_with('[') {
-        "[::]:0"
-    } else {
-        "0.0.0.0:0"
-    };
-    let socket = UdpSocket::bind(any).unwrap();
-    let timeout = Some(Duration::from_secs(10));
-    socket.set_read_timeout(timeout).unwrap();
+    let socket = asker(server.parse().unwrap());
     socket.connect(server).unwrap();
     socket.send(QUESTION).unwrap();
     let mut answer = [0; 512];
@@ -882,16 +884,9 @@ fn kernels_datagrams_part() -> String {
     };
     use std::io::{IoSlice, IoSliceMut};
     use std::os::fd::AsRawFd;
-    for server in ["203.0.113.9:53", "[2001:db8::9]:53", "127.0.0.53:53"] {
+    for server in NAME_SERVERS {
         let server: SocketAddr = server.parse().unwrap();
-        let any = if server.is_ipv4() {
-            "0.0.0.0:0"
-        } else {
-            "[::]:0"
-        };
-        let socket = UdpSocket::bind(any).unwrap();
-        let timeout = Some(Duration::from_secs(20));
-        socket.set_read_timeout(timeout).unwrap();
+        let socket = asker(server);
         let descriptor = socket.as_raw_fd();
         // With addresses, in each way that there is.
         let to = SockaddrStorage::from(server);
@@ -924,7 +919,7 @@ fn kernels_datagrams_part() -> String {
         // The kernel's errors.
         let elsewhere = SocketAddr::new(server.ip(), 123);
         if !elsewhere.ip().is_loopback() {
-            let other = UdpSocket::bind(any).unwrap();
+            let other = asker(server);
             let error = other.send_to(QUESTION, elsewhere).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NetworkUnreachable);
             let error = other.connect(elsewhere).unwrap_err();
