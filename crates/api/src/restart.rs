@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DaemonEnd {
-    /// It was told to.
+    /// It was asked to.
     Stopped,
     /// It was killed, or failed.
     Died,

@@ -306,7 +306,7 @@ fn who_may_not_connect_is_told_which_group_may() {
         );
         assert!(!refused.err.contains("forwarding"), "{}", refused.err);
     }
-    // At once, though the guest is not ready, and whoever waits is told what for.
+    // At once, though the guest is not ready, and a client that waits hears what for.
     let other = FakeDaemon::start(&["name=web"], &[]);
     mode(other.runtime_dir(), 0o711);
     mode(&other.runtime_dir().join("control.sock"), 0o666);

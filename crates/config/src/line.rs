@@ -32,7 +32,7 @@ impl VmmSocket<Option<PathBuf>> {
 }
 
 impl VmmSocket {
-    /// Its socket, whoever listens there.
+    /// Its socket, at whichever end the listener is.
     pub fn path(&self) -> &Path {
         match self {
             VmmSocket::Vsock(path) | VmmSocket::Hybrid(path) => path,

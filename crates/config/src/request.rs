@@ -69,7 +69,7 @@ impl VmRequest {
         let key = "windows";
         match (self.windows, &self.vmm) {
             (Some(_), VmmSocket::Serial(_)) => Err(InputError::BesideSerial { key }),
-            // The VMM does not say which port of its guest calls, so the agent's words cannot be told from those of any program.
+            // The VMM does not say which port of its guest calls, so the agent's words cannot be distinguished from those of any program.
             (Some(_), VmmSocket::Hybrid(_)) => Err(InputError::BesideHybrid { key }),
             (None, _) if self.qmp.is_some() => Err(InputError::QmpWithoutWindows),
             (windows, _) => Ok((windows, self.qmp.clone())),

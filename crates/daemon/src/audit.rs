@@ -1,8 +1,8 @@
 //! The audit: who called whom, what was decided, and by which rule; one JSON object a line.
 //!
-//! Whoever decides hands over an [`AuditRecord`](hostside::audit::AuditRecord) and goes on: [`Audit::record`] never waits. A thread of its own writes. A source
+//! What decides hands over an [`AuditRecord`](hostside::audit::AuditRecord) and goes on: [`Audit::record`] never waits. A thread of its own writes. A source
 //! that calls more than [`RECORDS_PER_SECOND`] times a second has the rest held back, and a line each second says how many
-//! those were, so that nobody can bury what others do and no call goes uncounted.
+//! those were, so that no caller can bury what others do and no call goes uncounted.
 
 mod sink;
 mod writer;

@@ -1,6 +1,6 @@
 //! What a daemon leaves with the keeper about itself, and what its successor makes of it: how it ended, and what that cost.
 //!
-//! The item is written when a daemon takes over and when it is told to end. One that says nothing of an end was left by a daemon that died: then the
+//! The item is written when a daemon takes over and when it is asked to end. One that says nothing of an end was left by a daemon that died: then the
 //! keeper knows since when. A start may fail behind that, and the next one is to count from the first end: so this is written down at once.
 
 use std::time::{Duration, SystemTime};
@@ -80,7 +80,7 @@ pub(crate) fn take_over(parts: &mut Parts, before: Option<Before>) {
     parts.restart = Some(restart);
 }
 
-/// Leaves everything to the next daemon, as this one was told to end.
+/// Leaves everything to the next daemon, as this one was asked to end.
 pub(crate) fn leave(keeper: &Keeper, restarts: u64) {
     let ended = Some((DaemonEnd::Stopped, Some(now_ms())));
     keep(keeper, &Life::of_now(restarts, ended));

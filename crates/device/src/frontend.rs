@@ -338,7 +338,7 @@ fn begin(
     };
     let features = said.features();
     session.resume(said)?;
-    // The handler has a state of its own, which only messages change: it is told the features again, on a connection whose place the VMM's then takes.
+    // The handler has a state of its own, which only messages change: it gets the features again, on a connection whose place the VMM's then takes.
     let session = Arc::new(Mutex::new(session));
     let (mut vmm, ours) = UnixStream::pair().map_err(ProtocolError::SocketError)?;
     let mut handler = BackendReqHandler::from_stream(ours, Arc::clone(&session));

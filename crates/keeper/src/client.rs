@@ -150,7 +150,7 @@ impl Keeper {
         self.found().contains_key(key.as_bytes())
     }
 
-    /// Whoever has taken what was under this key does not use it: the key is [untaken](Self::untaken) again, though there is nothing to take.
+    /// What was taken from under this key is not used: the key is [untaken](Self::untaken) again, though there is nothing to take.
     pub fn give_back(&self, key: &str) {
         sys::lock(&self.given_back).insert(key.to_owned());
     }

@@ -51,7 +51,7 @@ use crate::hosts::{Hosts, Use};
 use crate::neighbour::{self, ALL_NODES, Solicitation};
 use crate::stack::{self, Sender, Stack};
 
-/// How many frames wait for [`Station::transmit`] at most. Who fetches them in time loses none, whoever has asked: see [`MAX_ANSWERS`].
+/// How many frames wait for [`Station::transmit`] at most. A caller that fetches them in time loses none, from whichever port the questions were: see [`MAX_ANSWERS`].
 pub const MAX_QUEUED_FRAMES: usize = 256;
 
 /// So many frames one call of [`Station::receive`] or [`Station::handle_timeout`] makes at most: an answer, and a segment of each connection that has something to send.

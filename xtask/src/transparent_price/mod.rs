@@ -79,7 +79,7 @@ pub fn run(arguments: &TransparentPriceArguments) -> Result<()> {
     Ok(())
 }
 
-/// Does all of it again in a network namespace, where a tap and its address are in nobody's way.
+/// Does all of it again in a network namespace, where a tap and its address are in no other's way.
 fn enter_namespace() -> Result<()> {
     let mut command = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {

@@ -31,7 +31,7 @@ const FIRST: u32 = 2;
 /// oldest. So an address that a program has kept stands for nothing for long before it stands for another name, whatever other users ask for.
 const NUMBERS: u32 = IPV4_COUNT - 1 - FIRST;
 
-/// The names that programs have asked for. Each user has addresses of its own for a name, which stand for it whoever calls them: one who has asked may hand it on.
+/// The names that programs have asked for. Each user has addresses of its own for a name, which stand for it for all who call them: one who has asked may hand it on.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     shares: [Share; MAX_USERS],

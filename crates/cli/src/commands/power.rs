@@ -96,7 +96,7 @@ struct Order {
 }
 
 /// Why a reboot cannot be waited for any longer.
-const VMM_LEFT: &str = "its VMM has ended (it may have been told not to reboot, as QEMU's -no-reboot does): start it again";
+const VMM_LEFT: &str = "its VMM has ended (it may have been started so as not to reboot, as QEMU's -no-reboot does): start it again";
 
 /// How the wait for it ended.
 enum End {

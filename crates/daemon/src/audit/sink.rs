@@ -40,7 +40,7 @@ impl Sink {
         let is_same = matches!((&self.file, &fresh.file), (Some((_, old)), Some((_, new))) if is_same(old, new));
         *self = Sink {
             unwritten: self.unwritten,
-            // Also of a pipe, whose content nobody sees before its reader.
+            // Also of a pipe, whose content is seen by its reader alone.
             torn: fresh.torn || self.torn && is_same,
             ..fresh
         };

@@ -135,7 +135,7 @@ fn failed_words(time: SystemTime, reason: &str) -> String {
     format!("the last call failed {ago} ago: {reason}")
 }
 
-/// Where nothing listens. A refusal itself tells every guest the same, and no more.
+/// Where nothing listens. A refusal itself says the same to every guest, and no more.
 fn name_target(refusals: &mut [Refusal], target: &str) {
     let reason = Reason::NoListener.to_string();
     for refusal in refusals {

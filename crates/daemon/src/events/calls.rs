@@ -91,7 +91,7 @@ impl Events {
             let kind = match state {
                 WindowState::InUse => EventKind::WindowLent,
                 WindowState::Free => EventKind::WindowFree,
-                // Nothing is told of these.
+                // These make no events.
                 WindowState::Absent | WindowState::Quarantined => return,
             };
             events.tell_of_vm(kind, EventDetails::of_vm(vms));

@@ -9,7 +9,7 @@ use crate::decision::{Decision, DecisionCallee, DecisionCaller, Observation};
 
 impl Fabric {
     pub(super) fn report_decision(&mut self, decided: &Decided) {
-        // One whose caller is gone already is nobody's.
+        // One whose caller is gone already belongs to none.
         let Some(caller) = self.decision_caller(decided.caller) else {
             return;
         };

@@ -40,7 +40,7 @@ pub struct PublishedCall {
     pub vm: String,
     /// What is called there.
     pub to: PublishedTo,
-    /// What is told what has become of the call.
+    /// What hears what has become of the call.
     pub answer: CallAnswer,
     /// The connection: a stream, UNIX or TCP, or a UNIX socket of messages. It is connected and does not block.
     pub socket: OwnedFd,
@@ -79,7 +79,7 @@ pub struct ProgramCall {
     /// How many bytes are in the socket that are not for the guest: they stay there as long as nothing else comes, so that the program can see
     /// a reset.
     pub said: usize,
-    /// What is told what has become of the call.
+    /// What hears what has become of the call.
     pub answer: CallAnswer,
 }
 

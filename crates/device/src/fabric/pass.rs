@@ -47,7 +47,7 @@ impl Fabric {
             return 0;
         };
         circuit.scheduled = false;
-        // Taken out, so that the switch can be told in between.
+        // Taken out, so that the switch can be called in between.
         match circuit.relay.take() {
             Some(relay) => self.relay(id, relay),
             None => self.send_kept(id),

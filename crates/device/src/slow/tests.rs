@@ -121,7 +121,7 @@ fn time_without_a_processor_does_not_count() {
         world.turn();
     }
     assert!(!world.slow.is_suspect(Some(WEB)));
-    // Outside of calls, too: it cannot be told apart.
+    // Outside of calls, too: it cannot be distinguished.
     let before = world.clock.wall.get();
     world.clock.wall.set(before + 50 * MS);
     world.call(Party::User(3), 1, 20 * MS, 20 * MS);

@@ -223,7 +223,7 @@ impl House {
         self.publish_answered(vm, to, CallAnswer::new(|_| ()), is_published)
     }
 
-    /// The same, and this is told what has become of the call.
+    /// The same, and this hears what has become of the call.
     pub fn publish_answered(
         &self,
         vm: &str,

@@ -262,7 +262,7 @@ impl Guest {
         queue.set_available_index(first + count);
     }
 
-    /// Replaces a descriptor, whoever has it.
+    /// Replaces a descriptor, of the guest or the device.
     pub fn replace(&mut self, ring: usize, index: u16, descriptor: RawDescriptor) {
         self.queues[ring].write_descriptor(index, descriptor);
     }

@@ -146,7 +146,7 @@ fn another_goes_on_and_resets_the_circuits_of_the_one_before() {
     turn_until(&mut first.0, "the guest is answered", |_| {
         guest.given_back(RX) == 1
     });
-    // Sent while there is nobody.
+    // Sent while there is no daemon.
     end(first, &[&guest]);
     let mut second = host.fabric();
     runs(&mut second.0);

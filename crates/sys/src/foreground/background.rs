@@ -144,7 +144,7 @@ fn forward(mut signals: Signals, background: Background) -> io::Result<()> {
             let Some(signal) = Signal::from_named_raw(number) else {
                 continue;
             };
-            // Of a terminal's new size the kernel tells the processes on it.
+            // Of a terminal's new size the kernel notifies the processes on it.
             if signal == Signal::WINCH && is_in_foreground() {
                 continue;
             }
@@ -173,7 +173,7 @@ mod tests {
 
     const PART: &str = "RINGDOWN_TEST_BACKGROUND";
 
-    /// What a process that is told so by [`PART`] does: has a shell's line in the background, and prints what it has seen.
+    /// What a process that [`PART`] asks for it does: has a shell's line in the background, and prints what it has seen.
     #[test]
     #[expect(clippy::zombie_processes, reason = "it is waited for by its number")]
     fn part() {

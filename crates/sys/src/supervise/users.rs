@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 
 use super::{Thread, checked};
 
-/// So many users are told apart. Root is the first of them, and those that come when there are as many share the last number.
+/// So many users are counted apart. Root is the first of them, and those that come when there are as many share the last number.
 pub const MAX_USERS: usize = 32;
 
 /// A user by a small number, which it keeps.

@@ -70,7 +70,7 @@ fn a_stream_takes_one_file_and_gives_one() {
     assert!(fs::read(at("out")).unwrap() == fs::read(at("fed")).unwrap());
 }
 
-/// Nobody reads the pipe that the content goes to.
+/// The pipe that the content goes to is not read.
 #[test]
 fn a_stream_that_is_not_read_can_be_cancelled() {
     let directory = tempfile::tempdir().unwrap();

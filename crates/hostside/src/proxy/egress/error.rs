@@ -91,7 +91,7 @@ impl EgressError {
         }
     }
 
-    /// What the data plane is told of a call that is not put through.
+    /// What the data plane hears of a call that is not put through.
     pub(crate) fn reason(&self) -> Reason {
         match self {
             EgressError::Refused { .. } => Reason::NoListener,

@@ -115,7 +115,7 @@ fn parse(text: &str) -> io::Result<SocketAddr> {
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
-/// Has a published port listen; nobody is accepted yet.
+/// Has a published port listen; no connection is accepted yet.
 pub(super) fn listen(publish: &Publish) -> Result<Bound, PublishError> {
     let failed = |address: &str| {
         let (name, address) = (publish.name.clone(), address.to_owned());

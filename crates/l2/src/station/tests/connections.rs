@@ -232,7 +232,7 @@ fn segment(number: u8, port: u16, (seq, ack): (u32, Option<u32>), payload: &[u8]
     [&OWN_MAC.0[..], &guest_mac(number).0, &[8, 0], &packet].concat()
 }
 
-/// Many questions in one frame make the station send for long, whoever asks meanwhile.
+/// Many questions in one frame make the station send for long, whichever port asks meanwhile.
 #[test]
 fn a_frame_makes_each_connection_send_a_segment_at_most() {
     let mut wire = Wire::new(config(), vec![host(2), host(3)]);
