@@ -535,7 +535,7 @@ fn counters(report: &LineReport) -> Counters {
         ("spoofed_packets", counted.spoofed),
         ("malformed_packets", counted.malformed),
         ("resets_dropped", counted.resets_dropped),
-        ("rests_for_control_messages", counted.rests),
+        ("rests_for_control_messages", counted.throttles),
     ]);
     for reason in Reason::ALL {
         counters.insert(reason.name(), counted.ended[reason.index()]);

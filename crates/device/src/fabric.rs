@@ -150,7 +150,7 @@ pub struct Fabric {
     /// Listeners that accept no call until then, in order of time, and until this party has few sockets left to be closed.
     resting_listeners: VecDeque<(Time, Token, Option<Party>)>,
     /// Lines that are not drained until then, as their guests have sent too many packets without payload.
-    resting_lines: BTreeSet<(Time, LineId)>,
+    throttled_lines: BTreeSet<(Time, LineId)>,
     /// When to look whether guests whose rings are stopped are paused or have gone on without them.
     look_at_stopped_at: Option<Time>,
     agent_port: u32,
@@ -230,7 +230,7 @@ impl Fabric {
             caller_deadlines: VecDeque::new(),
             redials: Redials::default(),
             resting_listeners: VecDeque::new(),
-            resting_lines: BTreeSet::new(),
+            throttled_lines: BTreeSet::new(),
             owed_interrupts: VecDeque::new(),
             look_at_stopped_at: None,
             agent_port,
@@ -441,7 +441,7 @@ impl Fabric {
         self.expire_callers();
         self.redial();
         self.wake_listeners();
-        self.end_rests();
+        self.end_throttles();
         self.pay_interrupts();
         self.look_at_stopped();
     }

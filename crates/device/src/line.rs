@@ -79,7 +79,7 @@ pub(crate) struct LineIo {
     /// Places for programs that have yet to say whom they want.
     pub(crate) handshakes: Handshakes,
     /// When the log last said that the guest sends too many packets without payload.
-    pub(crate) rest_reported_at: Option<Time>,
+    pub(crate) throttle_reported_at: Option<Time>,
     /// Messages, or parts of them, that the guest has sent and that are stored for their receivers:
     /// [`Limits::kept_messages`](vsock::Limits::kept_messages) at most.
     pub(crate) messages: Tally,
@@ -134,7 +134,7 @@ impl LineIo {
             had: Had::default(),
             leaving: None,
             handshakes: Handshakes::default(),
-            rest_reported_at: None,
+            throttle_reported_at: None,
             messages: Tally::default(),
             host_message_bytes: Tally::default(),
             short_of_room: Vec::new(),

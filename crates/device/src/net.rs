@@ -165,7 +165,7 @@ pub struct NetFabric {
     /// Interrupts that are held back, with their times.
     owed: BTreeSet<(Time, usize, usize)>,
     /// Rings whose frames are left where they are until then, as their port has sent more than its rate allows.
-    resting: BTreeSet<(Time, usize, usize)>,
+    throttled: BTreeSet<(Time, usize, usize)>,
     /// Networks whose stations may have something to say.
     answering: BTreeSet<usize>,
     /// When a station is to be looked after.
@@ -204,7 +204,7 @@ impl NetFabric {
             ready: VecDeque::new(),
             unarmed: Vec::new(),
             owed: BTreeSet::new(),
-            resting: BTreeSet::new(),
+            throttled: BTreeSet::new(),
             answering: BTreeSet::new(),
             station_timer: None,
             batch: Batch::default(),
@@ -388,7 +388,7 @@ impl NetFabric {
         }
         self.happened = happened;
         self.pay_interrupts();
-        self.end_rests();
+        self.end_throttles();
         for _ in 0..self.ready.len() {
             // The others have their turn when the descriptors have been looked at.
             if self.blind_cost >= cost::MAX_BLIND {

@@ -23,7 +23,7 @@ pub(crate) struct Relay {
     /// What is to last as long as the circuit.
     hold: Option<Hold>,
     /// More has passed than the circuit's rule lets pass: nothing more is taken until the switch says so.
-    pub(crate) resting: bool,
+    pub(crate) throttled: bool,
 }
 
 /// One of the sockets, and the direction in which its bytes go.
@@ -94,7 +94,7 @@ impl Relay {
                 ),
             ],
             hold: callee.hold,
-            resting: false,
+            throttled: false,
         }
     }
 

@@ -16,7 +16,7 @@
 //!
 //! A frame to an unknown address goes only where addresses are learned: any other port has one address, which is known.
 //!
-//! A port's rates are kept by waiting, not by loss: [`rests_until`](Bridge::rests_until). Only what goes to many ports at once is thrown away
+//! A port's rates are kept by waiting, not by loss: [`throttled_until`](Bridge::throttled_until). Only what goes to many ports at once is thrown away
 //! beyond its rate.
 
 mod assignment;
@@ -265,8 +265,8 @@ impl Bridge {
     /// Until when frames of a port are to be left where they are, as it has sent more than its rates allow. A frame that
     /// is classified nevertheless is not refused for that, but makes the rest longer.
     #[inline]
-    pub fn rests_until(&self, now: Time, id: PortId) -> Option<Time> {
-        self.ports.get(id.0.into())?.rests_until(now)
+    pub fn throttled_until(&self, now: Time, id: PortId) -> Option<Time> {
+        self.ports.get(id.0.into())?.throttled_until(now)
     }
 
     /// Where the frame goes that was classified last, if that was [`Verdict::Flood`].

@@ -129,7 +129,7 @@ impl RuleUse {
     }
 
     /// Until when nothing more may pass, if more has passed than may.
-    pub fn rests_until(&self, now: Time) -> Option<Time> {
+    pub fn throttled_until(&self, now: Time) -> Option<Time> {
         self.bytes.as_ref()?.in_debt_until(now)
     }
 }
@@ -184,11 +184,11 @@ mod tests {
     fn bytes_below_at_and_above_the_limit() {
         let mut used = RuleUse::new(limits(100, 100, 20_000));
         used.charge(NOW, 999);
-        assert_eq!(used.rests_until(NOW), None);
+        assert_eq!(used.throttled_until(NOW), None);
         used.charge(NOW, 1);
-        assert_eq!(used.rests_until(NOW), None, "those of 50 ms");
+        assert_eq!(used.throttled_until(NOW), None, "those of 50 ms");
         used.charge(NOW, 20_000);
-        assert_eq!(used.rests_until(NOW), Some(2 * NOW));
+        assert_eq!(used.throttled_until(NOW), Some(2 * NOW));
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
         let uses = RuleUse::handed_over(uses, &[Some(RuleId(0))], &new);
         assert_eq!(uses[0].circuits(), 0, "they are counted again");
         assert_eq!(uses[0].admits(NOW), Err(RuleLimit::ConnectsPerSecond));
-        assert_eq!(uses[0].rests_until(NOW), None, "another limit");
+        assert_eq!(uses[0].throttled_until(NOW), None, "another limit");
         // A rule that is gone leaves nothing.
         let uses = RuleUse::handed_over(uses, &[None], &new);
         assert_eq!(uses[0].admits(NOW), Ok(()));
@@ -214,6 +214,9 @@ mod tests {
         let mut used = RuleUse::new(RuleLimits::default());
         used.called(NOW);
         used.charge(NOW, u32::MAX);
-        assert_eq!((used.admits(NOW), used.rests_until(NOW)), (Ok(()), None));
+        assert_eq!(
+            (used.admits(NOW), used.throttled_until(NOW)),
+            (Ok(()), None)
+        );
     }
 }

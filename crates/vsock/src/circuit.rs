@@ -37,7 +37,7 @@ pub(crate) struct Circuit {
     pub(crate) origin: Option<Origin>,
     /// Where it stands among those of which nothing passes until their rule's share of time has come.
     #[serde(skip)]
-    pub(crate) resting: Option<Rest>,
+    pub(crate) throttled: Option<Throttle>,
     pub(crate) deadline: Option<Deadline>,
     #[serde(skip)]
     pub(crate) opened_at: Time,
@@ -50,9 +50,9 @@ pub(crate) struct Circuit {
     pub(crate) reason: Option<Reason>,
 }
 
-/// Until when a circuit rests, and after how many others that began to rest before. So those that have waited go first when
+/// Until when a circuit is throttled, and after how many others that were throttled before. So those that have waited go first when
 /// several may go on at one moment.
-pub(crate) type Rest = (Time, u64);
+pub(crate) type Throttle = (Time, u64);
 
 /// What a circuit waits for, one thing at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -26,7 +26,7 @@ use std::time::Duration;
 /// `controls_per_second`: announcements and questions of credit, dials and answers, shutdowns, resets, and whatever makes no
 /// sense. None of them may be dropped: an announcement that is lost may be the one that the other side waits for, a
 /// shutdown that is lost is an end of data that never comes. So a guest that sends too many is not heard for a
-/// moment, the time in which its debt is paid ([`Switch::rests_until`](crate::Switch::rests_until)): its packets wait
+/// moment, the time in which its debt is paid ([`Switch::throttled_until`](crate::Switch::throttled_until)): its packets wait
 /// in its own ring, which is the back-pressure that every driver knows. Nothing is lost, and only that guest is
 /// slower. A call pays for two such packets of the guest that it is sent to, the answer and the confirmation of the end; as many of
 /// them are kept paid as `half_open` answers. Data waits with the rest, as the ring has one order; a packet of data by itself costs nothing.

@@ -20,7 +20,7 @@ pub struct Counters {
     /// Packets dropped because nothing could be made of them.
     pub malformed: u64,
     /// Times that the guest was not heard for a moment, as it had sent too many packets without payload.
-    pub rests: u64,
+    pub throttles: u64,
     /// Resets that were due for packets without a circuit and were dropped, as too many were waiting.
     pub resets_dropped: u64,
     /// How long calls took to be answered by the guest, or for the guest by the host.
@@ -40,7 +40,7 @@ impl Default for Counters {
             circuits_opened: 0,
             spoofed: 0,
             malformed: 0,
-            rests: 0,
+            throttles: 0,
             resets_dropped: 0,
             set_up: SetUpTimes::default(),
             ended: [0; Reason::ALL.len()],

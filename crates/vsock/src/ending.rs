@@ -320,7 +320,7 @@ impl Switch {
     pub(crate) fn release(&mut self, index: usize, actions: &mut Actions) {
         self.close_handshake(index);
         self.set_deadline(index, None);
-        self.end_rest(index);
+        self.end_throttle(index);
         self.account_for(index);
         self.strike_ends(index);
         let circuit = self.circuits.remove(index);
@@ -355,7 +355,7 @@ impl Switch {
 
     pub(crate) fn tick(&mut self, now: Time, actions: &mut Actions) {
         self.cut_some(now, actions);
-        self.end_rests(now, actions);
+        self.end_throttles(now, actions);
         for _ in 0..DEADLINES_AT_ONCE {
             let due = self.deadlines.first().filter(|(at, _)| *at <= now);
             let Some((_, id)) = due.copied() else { break };

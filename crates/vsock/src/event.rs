@@ -248,7 +248,7 @@ pub enum Action {
         /// The caller's port, as the callee sees it.
         port: u32,
     },
-    /// Go on with a relay that [`Switch::relayed`](crate::Switch::relayed) has had rest.
+    /// Go on with a relay that [`Switch::relayed`](crate::Switch::relayed) has throttled.
     RelayOn {
         /// The circuit.
         circuit: CircuitId,

@@ -209,7 +209,7 @@ impl Switch {
         if let Some(line) = line.and_then(|line| self.line_mut(line)) {
             line.counters.bytes_to_guest += u64::from(len);
         }
-        if open && self.rests(now, index) {
+        if open && self.is_throttled(now, index) {
             // What has arrived is acknowledged when the rest is over: until then the guest has no more credit.
             return;
         }

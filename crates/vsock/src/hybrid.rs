@@ -233,7 +233,7 @@ impl Switch {
         if let Some(used) = self.used(rule) {
             used.charge(now, len);
         }
-        !self.rests(now, index)
+        !self.is_throttled(now, index)
     }
 
     /// Two joined sockets have no more to say to each other.

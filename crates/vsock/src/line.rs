@@ -70,8 +70,8 @@ pub(crate) struct Line {
     pub(crate) controls: Option<TokenBucket>,
     /// Such packets that callers of the guest have paid for.
     pub(crate) prepaid: u32,
-    /// The end of the last rest that was counted.
-    pub(crate) rests_until: Time,
+    /// The end of the last throttle that was counted.
+    pub(crate) throttled_until: Time,
 }
 
 /// An end in its line's round.
@@ -117,7 +117,7 @@ impl Line {
             controls: (limits.controls_per_second > 0)
                 .then(|| TokenBucket::new(limits.controls_per_second.into(), CONTROLS_AT_ONCE)),
             prepaid: 0,
-            rests_until: Time::ZERO,
+            throttled_until: Time::ZERO,
         }
     }
 

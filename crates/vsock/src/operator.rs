@@ -76,7 +76,7 @@ impl Switch {
         let used = std::mem::take(&mut self.rules);
         self.rules = RuleUse::handed_over(used, &places, &policy);
         self.policy = policy;
-        self.cut_rests_short();
+        self.cut_throttles_short();
         let circuits: Vec<usize> = self.circuits.iter().map(|(index, _)| index).collect();
         for index in circuits {
             let rule = self.judge_again(index).and_then(|judgement| judgement.rule);

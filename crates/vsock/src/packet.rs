@@ -115,12 +115,12 @@ impl Switch {
 
     /// Until when this guest is not to be heard, if it has sent more packets without payload than it may. What it has sent
     /// stays in its ring. To be asked before a batch is taken from the ring: the debt is no larger than the batch.
-    pub fn rests_until(&mut self, now: Time, line: LineId) -> Option<Time> {
+    pub fn throttled_until(&mut self, now: Time, line: LineId) -> Option<Time> {
         let line = self.line_mut(line)?;
         let until = line.controls.as_ref()?.in_debt_until(now)?;
-        if line.rests_until < until {
-            line.rests_until = until;
-            line.counters.rests += 1;
+        if line.throttled_until < until {
+            line.throttled_until = until;
+            line.counters.throttles += 1;
         }
         Some(until)
     }

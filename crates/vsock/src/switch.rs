@@ -9,7 +9,7 @@ use slab::Slab;
 use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 
 use crate::call::Call;
-use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Rest};
+use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Throttle};
 use crate::circuits::Circuits;
 use crate::end::End;
 use crate::event::{Action, Event};
@@ -66,9 +66,9 @@ pub struct Switch {
     /// The rules that can match for calls at a published port.
     pub(crate) published_callers: RuleSet,
     pub(crate) programs: Programs,
-    /// Circuits that rest until then, as more has passed than their rule lets pass.
-    pub(crate) resting: BTreeSet<(Rest, CircuitId)>,
-    pub(crate) next_rest: u64,
+    /// Circuits that are throttled until then, as more has passed than their rule lets pass.
+    pub(crate) throttled: BTreeSet<(Throttle, CircuitId)>,
+    pub(crate) next_throttle: u64,
     pub(crate) deadlines: BTreeSet<(Time, CircuitId)>,
     pub(crate) next_generation: u32,
     /// Circuits that are to be cut, in the order of what cuts them.
@@ -95,8 +95,8 @@ impl Switch {
             listener_callees: RuleSet::default(),
             published_callers: RuleSet::default(),
             programs: Programs::default(),
-            resting: BTreeSet::new(),
-            next_rest: 0,
+            throttled: BTreeSet::new(),
+            next_throttle: 0,
             deadlines: BTreeSet::new(),
             next_generation: 0,
             cuts: VecDeque::new(),
@@ -178,8 +178,8 @@ impl Switch {
             return Some(Time::ZERO);
         }
         let deadline = self.deadlines.first().map(|(at, _)| *at);
-        let rest = self.resting.first().map(|((at, _), _)| *at);
-        deadline.into_iter().chain(rest).min()
+        let throttle = self.throttled.first().map(|((at, _), _)| *at);
+        deadline.into_iter().chain(throttle).min()
     }
 
     /// Takes note of an event. What is to be done is appended to `actions`.
@@ -415,7 +415,7 @@ impl Switch {
             flows,
             origin,
             call,
-            resting: None,
+            throttled: None,
             deadline: None,
             opened_at: now,
             passed: [0; 2],

@@ -1,4 +1,4 @@
-//! Circuits that rest, as more has passed than their rule lets pass.
+//! Circuits that are throttled, as more has passed than their rule lets pass.
 
 use policy::Time;
 
@@ -8,49 +8,49 @@ use crate::switch::{Actions, Switch};
 
 impl Switch {
     /// Whether nothing of this circuit may pass now. It will go on by itself.
-    pub(crate) fn rests(&mut self, now: Time, index: usize) -> bool {
+    pub(crate) fn is_throttled(&mut self, now: Time, index: usize) -> bool {
         let (rule, id) = (self.circuits[index].call.rule, self.circuits[index].id);
-        let until = self.used(rule).and_then(|used| used.rests_until(now));
+        let until = self.used(rule).and_then(|used| used.throttled_until(now));
         let Some(until) = until else { return false };
         let circuit = &mut self.circuits[index];
-        if circuit.resting.is_none() {
-            let rest = (until, self.next_rest);
-            self.next_rest += 1;
-            circuit.resting = Some(rest);
-            self.resting.insert((rest, id));
+        if circuit.throttled.is_none() {
+            let throttle = (until, self.next_throttle);
+            self.next_throttle += 1;
+            circuit.throttled = Some(throttle);
+            self.throttled.insert((throttle, id));
         }
         true
     }
 
-    /// Forgets that a circuit rests.
-    pub(crate) fn end_rest(&mut self, index: usize) {
+    /// Forgets that a circuit is throttled.
+    pub(crate) fn end_throttle(&mut self, index: usize) {
         let circuit = &mut self.circuits[index];
-        if let Some(rest) = circuit.resting.take() {
-            self.resting.remove(&(rest, circuit.id));
+        if let Some(throttle) = circuit.throttled.take() {
+            self.throttled.remove(&(throttle, circuit.id));
         }
     }
 
-    /// Has every rest end at the next tick, which is due at once: other limits hold from now on.
-    pub(crate) fn cut_rests_short(&mut self) {
-        self.resting.clear();
+    /// Has every throttle end at the next tick, which is due at once: other limits hold from now on.
+    pub(crate) fn cut_throttles_short(&mut self) {
+        self.throttled.clear();
         for circuit in self.circuits.iter_mut_quietly() {
-            if let Some((until, _)) = &mut circuit.resting {
+            if let Some((until, _)) = &mut circuit.throttled {
                 *until = Time::ZERO;
             }
-            let rest = circuit.resting.map(|rest| (rest, circuit.id));
-            self.resting.extend(rest);
+            let throttle = circuit.throttled.map(|throttle| (throttle, circuit.id));
+            self.throttled.extend(throttle);
         }
     }
 
-    /// Lets circuits go on whose rest is over.
-    pub(crate) fn end_rests(&mut self, now: Time, actions: &mut Actions) {
-        while let Some(((at, _), id)) = self.resting.first().copied() {
+    /// Lets circuits go on whose throttle is over.
+    pub(crate) fn end_throttles(&mut self, now: Time, actions: &mut Actions) {
+        while let Some(((at, _), id)) = self.throttled.first().copied() {
             if at > now {
                 break;
             }
-            self.resting.pop_first();
+            self.throttled.pop_first();
             let Some(index) = self.find(id) else { continue };
-            self.circuits[index].resting = None;
+            self.circuits[index].throttled = None;
             if self.circuits[index].is_relayed() {
                 actions.push(Action::RelayOn { circuit: id });
                 continue;

@@ -204,7 +204,7 @@ impl Switch {
         }
         let readable = circuit.end(from).readable;
         let flow = circuit.flow_from(from);
-        if (flow.kept() == 0 && !readable) || flow.refused || self.rests(now, index) {
+        if (flow.kept() == 0 && !readable) || flow.refused || self.is_throttled(now, index) {
             return None;
         }
         let circuit = &mut self.circuits[index];

@@ -18,8 +18,8 @@ impl Fabric {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
-        let rests = circuit.relay.as_ref().is_some_and(|relay| relay.resting);
-        if !rests && !std::mem::replace(&mut circuit.scheduled, true) {
+        let is_throttled = circuit.relay.as_ref().is_some_and(|relay| relay.throttled);
+        if !is_throttled && !std::mem::replace(&mut circuit.scheduled, true) {
             self.passing.push(line, id);
         }
     }

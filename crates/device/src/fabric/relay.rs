@@ -80,7 +80,7 @@ impl Fabric {
             .circuit(id)
             .and_then(|circuit| circuit.relay.as_deref_mut());
         if let Some(relay) = relay {
-            relay.resting = false;
+            relay.throttled = false;
             self.schedule(id);
         }
     }
@@ -140,7 +140,7 @@ impl Fabric {
     ) -> (usize, Step) {
         let mut taken = 0;
         for _ in 0..PIECES {
-            if relay.resting {
+            if relay.throttled {
                 return (taken, Step::Waits);
             }
             taken += LOOK_BYTES;
@@ -150,7 +150,7 @@ impl Fabric {
                     if len > 0 && self.captures.are_wanted() {
                         self.show_passed(id, from, &Payload::Private(&room[..len]));
                     }
-                    relay.resting = !self.switch.relayed(self.now, id, from, len as u32);
+                    relay.throttled = !self.switch.relayed(self.now, id, from, len as u32);
                 }
                 other => {
                     if self.captures.are_wanted() && relay.is_over_from(from) {

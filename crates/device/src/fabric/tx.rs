@@ -23,7 +23,7 @@ use crate::vsock::TX;
 const DRAIN_BATCH: usize = 256;
 
 /// How often the log says that a guest sends too many packets without payload.
-const REST_REPORTS: Duration = Duration::from_secs(60);
+const THROTTLE_REPORTS: Duration = Duration::from_secs(60);
 
 /// What is for other guests is passed on at the latest when it is so much, in bytes.
 const GUEST_BATCH_BYTES: usize = 64 * 1024;
@@ -70,11 +70,11 @@ pub(super) struct Outgoing {
 }
 
 impl Fabric {
-    /// Takes what a guest has sent, up to a batch. What a guest has sent last is taken, too, unless it rests.
+    /// Takes what a guest has sent, up to a batch. What a guest has sent last is taken, too, unless it is throttled.
     pub(super) fn drain(&mut self, id: LineId) {
         let Some(line) = self.line(id) else { return };
         line.draining = false;
-        let is_heard = line.is_running() && !self.lost_memory(id) && !self.rests(id);
+        let is_heard = line.is_running() && !self.lost_memory(id) && !self.is_throttled(id);
         if is_heard && self.drain_batch(id) {
             self.schedule_drain(id);
         } else {
@@ -83,12 +83,12 @@ impl Fabric {
     }
 
     /// Whether a guest is not to be heard now, as it has sent too many packets without payload. Then it will be later.
-    fn rests(&mut self, id: LineId) -> bool {
+    fn is_throttled(&mut self, id: LineId) -> bool {
         let now = self.now;
-        let Some(until) = self.switch.rests_until(now, id) else {
+        let Some(until) = self.switch.throttled_until(now, id) else {
             return false;
         };
-        self.resting_lines.insert((until, id));
+        self.throttled_lines.insert((until, id));
         let Some(line) = self.line(id) else {
             return true;
         };
@@ -97,10 +97,10 @@ impl Fabric {
             ring.queue.disable_notifications();
         }
         if line
-            .rest_reported_at
-            .is_none_or(|at| now >= at + REST_REPORTS)
+            .throttle_reported_at
+            .is_none_or(|at| now >= at + THROTTLE_REPORTS)
         {
-            line.rest_reported_at = Some(now);
+            line.throttle_reported_at = Some(now);
             tracing::warn!(
                 vm = line.name,
                 "the guest sends more packets without payload than its limit allows: they have to wait"
@@ -109,13 +109,13 @@ impl Fabric {
         true
     }
 
-    /// Drains again the guests that have rested long enough.
-    pub(super) fn end_rests(&mut self) {
-        while let Some((until, id)) = self.resting_lines.first().copied() {
+    /// Drains again the guests that have been throttled long enough.
+    pub(super) fn end_throttles(&mut self) {
+        while let Some((until, id)) = self.throttled_lines.first().copied() {
             if until > self.now {
                 break;
             }
-            self.resting_lines.pop_first();
+            self.throttled_lines.pop_first();
             self.schedule_drain(id);
         }
     }

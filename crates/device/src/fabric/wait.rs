@@ -172,7 +172,7 @@ impl Fabric {
             self.caller_deadlines.front().map(|(at, _)| *at),
             self.redials.next_at(),
             self.resting_listeners.front().map(|(at, ..)| *at),
-            self.resting_lines.first().map(|(at, _)| *at),
+            self.throttled_lines.first().map(|(at, _)| *at),
             self.owed_interrupts.front().map(|(at, _)| *at),
             self.look_at_stopped_at,
         ];

@@ -300,8 +300,8 @@ impl NetFabric {
             return;
         }
         let network = &mut self.networks[port.network];
-        if let Some(until) = network.bridge.rests_until(self.now, port.id) {
-            self.resting.insert((until, number, index));
+        if let Some(until) = network.bridge.throttled_until(self.now, port.id) {
+            self.throttled.insert((until, number, index));
             return;
         }
         // It has said that there is something. Until we ask again before we sleep, it need not say so for each frame.

@@ -174,7 +174,7 @@ impl NetFabric {
     /// How long this turn may sleep.
     fn patience(&self, limit: Option<Duration>) -> Option<Duration> {
         let now = self.start.elapsed();
-        let timers = [self.owed.first(), self.resting.first()];
+        let timers = [self.owed.first(), self.throttled.first()];
         let timers = timers.map(|first| first.map(|(at, ..)| *at));
         let timers = timers.into_iter().chain([self.station_timer]);
         let until_timer = timers.flatten().min();
@@ -228,13 +228,13 @@ impl NetFabric {
         }
     }
 
-    /// Has another look at the rings of ports that have rested long enough.
-    pub(super) fn end_rests(&mut self) {
-        while let Some((at, number, index)) = self.resting.first().copied() {
+    /// Has another look at the rings of ports that have been throttled long enough.
+    pub(super) fn end_throttles(&mut self) {
+        while let Some((at, number, index)) = self.throttled.first().copied() {
             if at > self.now {
                 break;
             }
-            self.resting.pop_first();
+            self.throttled.pop_first();
             self.make_ready(number, index);
         }
     }

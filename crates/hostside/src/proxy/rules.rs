@@ -149,7 +149,7 @@ impl Share {
         let until = counted.with_use(|used| {
             let now = rate::now();
             used.charge(now, len);
-            used.rests_until(now)
+            used.throttled_until(now)
         });
         if let Some(until) = until {
             tokio::select! {

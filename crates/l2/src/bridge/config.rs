@@ -223,7 +223,7 @@ impl Ipv6Prefix {
 
 /// How much a port may send.
 ///
-/// Frames and bytes are not thrown away when there are too many: the port is in debt, and [`rests_until`](super::Bridge::rests_until)
+/// Frames and bytes are not thrown away when there are too many: the port is in debt, and [`throttled_until`](super::Bridge::throttled_until)
 /// says how long its frames are to be left where they are. What goes to many ports at once is thrown away beyond its
 /// rate, as it would otherwise hold up the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -211,7 +211,7 @@ impl Port {
         }
     }
 
-    pub(super) fn rests_until(&self, now: Time) -> Option<Time> {
+    pub(super) fn throttled_until(&self, now: Time) -> Option<Time> {
         let frames = self
             .frames
             .as_ref()

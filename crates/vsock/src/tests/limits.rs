@@ -446,19 +446,23 @@ fn a_guest_that_says_too_much_has_to_wait_and_loses_nothing() {
     announce(&mut world, lines[0], socket, 1);
     world.take_from_guest(lines[0], usize::MAX);
     world.advance(Duration::from_secs(1));
-    let rests = |world: &World| world.switch.lines[lines[0].0 as usize].counters.rests;
+    let throttles = |world: &World| world.switch.lines[lines[0].0 as usize].counters.throttles;
 
     // A tenth of a second's worth at once is what a burst may be.
     announce(&mut world, lines[0], socket, 1000);
     world.take_from_guest(lines[0], usize::MAX);
-    assert_eq!((waiting(&world, lines[0]), rests(&world)), (0, 0));
+    assert_eq!((waiting(&world, lines[0]), throttles(&world)), (0, 0));
 
     // Beyond it, no more than one batch is taken; then the guest waits, and so does what it sends after.
     announce(&mut world, lines[0], socket, 1000);
     let taken = world.take_from_guest(lines[0], usize::MAX);
     assert_eq!(taken, 256);
     assert_eq!(world.take_from_guest(lines[0], usize::MAX), 0);
-    assert_eq!(rests(&world), 1, "one rest, however often one looks");
+    assert_eq!(
+        throttles(&world),
+        1,
+        "one throttle, however often one looks"
+    );
 
     // No other does.
     announce(&mut world, lines[1], other, 500);
@@ -467,8 +471,8 @@ fn a_guest_that_says_too_much_has_to_wait_and_loses_nothing() {
     // The debt is paid at ten a millisecond, and not a moment sooner.
     let until = world
         .switch
-        .rests_until(world.now, lines[0])
-        .expect("it rests");
+        .throttled_until(world.now, lines[0])
+        .expect("it is throttled");
     assert_eq!(until - world.now, Duration::from_micros(25_600));
     world.now = until - Duration::from_nanos(1);
     assert_eq!(world.take_from_guest(lines[0], usize::MAX), 0);
@@ -497,9 +501,9 @@ fn data_costs_nothing_and_what_is_for_nobody_does() {
     world.connect(lines[0], 82, plan);
     world.settle();
     assert_eq!(world.totals.bytes, 100_000);
-    let rests = |world: &World| world.switch.lines[lines[0].0 as usize].counters.rests;
+    let throttles = |world: &World| world.switch.lines[lines[0].0 as usize].counters.throttles;
     assert_eq!(
-        rests(&world),
+        throttles(&world),
         0,
         "ten thousand packets of data are no burden"
     );
@@ -520,10 +524,10 @@ fn data_costs_nothing_and_what_is_for_nobody_does() {
             world.inject(lines[0], stray);
         }
     }
-    assert_eq!(world.switch.rests_until(world.now, lines[0]), None);
+    assert_eq!(world.switch.throttled_until(world.now, lines[0]), None);
     world.switch.malformed(world.now, lines[0]);
     let tick = Duration::from_millis(1);
-    let until = world.switch.rests_until(world.now, lines[0]);
+    let until = world.switch.throttled_until(world.now, lines[0]);
     assert_eq!(until, Some(world.now + tick), "a hundred and one");
     world.finish();
 }
@@ -541,7 +545,7 @@ fn a_driver_that_starts_anew_finds_its_budgets_as_they_were() {
         world.switch.malformed(world.now, lines[0]);
     }
     world.line_up(lines[0]);
-    assert!(world.switch.rests_until(world.now, lines[0]).is_some());
+    assert!(world.switch.throttled_until(world.now, lines[0]).is_some());
     world.now += Duration::from_millis(500);
     assert!(!is_open(&mut world, lines[0], HOST_CID));
     assert_eq!(refused_for_rate(&world, lines[0]), 1);

@@ -57,7 +57,7 @@ fn every_schedule_keeps_every_promise() {
     let all_ruled = number("RINGDOWN_SIM_RULED").is_some();
     let first = number("RINGDOWN_SIM_FIRST").unwrap_or(0);
     let (start, mut events, mut worlds) = (Instant::now(), 0, 0);
-    let (mut bytes, mut circuits, mut rests, mut held_back) = (0, 0, 0, 0);
+    let (mut bytes, mut circuits, mut throttles, mut held_back) = (0, 0, 0, 0);
     let mut reasons = BTreeMap::<Reason, u64>::new();
     loop {
         let seed = first + worlds;
@@ -65,8 +65,8 @@ fn every_schedule_keeps_every_promise() {
         events += world.totals.events;
         bytes += world.totals.bytes;
         circuits += world.audit.pairs.len();
-        rests += world.rests();
-        held_back += world.switch.next_rest;
+        throttles += world.throttles();
+        held_back += world.switch.next_throttle;
         for reason in world.reasons() {
             *reasons.entry(reason).or_default() += 1;
         }
@@ -80,11 +80,11 @@ fn every_schedule_keeps_every_promise() {
         }
     }
     println!(
-        "seeds {first} to {}: {events} events, {circuits} circuits, {bytes} bytes, {rests} rests, {held_back} circuits held back",
+        "seeds {first} to {}: {events} events, {circuits} circuits, {bytes} bytes, {throttles} throttles, {held_back} circuits held back",
         first + worlds - 1
     );
     if seconds.is_none() {
-        assert!(rests > 0 && held_back > 0);
+        assert!(throttles > 0 && held_back > 0);
         let expected = [Reason::ConnectRate, Reason::RuleCircuits, Reason::RuleRate];
         assert!(expected.iter().all(|reason| reasons.contains_key(reason)));
     }

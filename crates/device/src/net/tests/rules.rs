@@ -131,9 +131,9 @@ fn a_rate_makes_frames_wait_and_loses_none() {
         setup.settle();
     }
     assert!(
-        setup.fabric.resting.len() <= 1,
+        setup.fabric.throttled.len() <= 1,
         "{:?}",
-        setup.fabric.resting
+        setup.fabric.throttled
     );
     setup.rest();
     let all: Vec<_> = first.into_iter().chain(db.frames()).collect();

@@ -356,7 +356,7 @@ impl Setup {
     pub(super) fn rest(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         self.settle();
-        while !(self.fabric.owed.is_empty() && self.fabric.resting.is_empty()) {
+        while !(self.fabric.owed.is_empty() && self.fabric.throttled.is_empty()) {
             assert!(
                 Instant::now() < deadline,
                 "the fabric does not come to rest"

@@ -120,17 +120,17 @@ fn a_port_that_sends_too_much_rests_and_loses_nothing() {
     let frame = plain(mac(2), mac(1));
     // What comes in 50 ms may come at once.
     for _ in 0..50 {
-        assert_eq!(world.bridge.rests_until(world.now, A), None);
+        assert_eq!(world.bridge.throttled_until(world.now, A), None);
         assert_eq!(world.receivers(A, &frame), [B]);
     }
     for behind in 1..=100 {
         assert_eq!(world.receivers(A, &frame), [B]);
         let until = world.now + Duration::from_millis(behind);
-        assert_eq!(world.bridge.rests_until(world.now, A), Some(until));
+        assert_eq!(world.bridge.throttled_until(world.now, A), Some(until));
     }
-    assert_eq!(world.bridge.rests_until(world.now, B), None);
+    assert_eq!(world.bridge.throttled_until(world.now, B), None);
     world.now += Duration::from_millis(100);
-    assert_eq!(world.bridge.rests_until(world.now, A), None);
+    assert_eq!(world.bridge.throttled_until(world.now, A), None);
 }
 
 #[test]
@@ -156,14 +156,14 @@ fn bytes_have_a_rate_of_their_own_and_refused_frames_cost_as_much() {
     for _ in 0..50 {
         assert_eq!(world.refusal(A, &spoofed), Some(Refusal::OtherSource));
     }
-    assert_eq!(world.bridge.rests_until(world.now, A), None);
+    assert_eq!(world.bridge.throttled_until(world.now, A), None);
     let _ = world.send(A, &spoofed);
     let until = world.now + Duration::from_millis(1);
-    assert_eq!(world.bridge.rests_until(world.now, A), Some(until));
+    assert_eq!(world.bridge.throttled_until(world.now, A), Some(until));
     // Over any time no more passes than the rate, and no less.
     let (start, mut bytes) = (world.now, 0);
     while world.now < start + 10 * SECOND {
-        match world.bridge.rests_until(world.now, A) {
+        match world.bridge.throttled_until(world.now, A) {
             Some(until) => world.now = until,
             None => {
                 let _ = world.send(A, &spoofed);

@@ -117,7 +117,11 @@ impl World {
         guests
             .filter_map(Guest::next_timer)
             .chain(self.switch.poll_at())
-            .chain(self.guests.keys().filter_map(|line| self.rest_ends(*line)))
+            .chain(
+                self.guests
+                    .keys()
+                    .filter_map(|line| self.throttle_ends(*line)),
+            )
             .min()
     }
 
@@ -171,22 +175,22 @@ impl World {
     }
 
     /// Lets time pass until every timer has fired. A guest whose limit is small takes long for what it has to say, but it gets
-    /// there: a minute without a rest is the last. So does what a rule lets pass slowly.
+    /// there: a minute without a throttle is the last. So does what a rule lets pass slowly.
     fn wind_down(&mut self) {
         for _ in 0..1000 {
-            let rests = self.rests();
+            let throttles = self.throttles();
             self.advance(Duration::from_secs(60));
-            if self.rests() == rests && self.switch.resting.is_empty() {
+            if self.throttles() == throttles && self.switch.throttled.is_empty() {
                 return;
             }
         }
-        panic!("a party has to rest for ever");
+        panic!("a party is throttled for ever");
     }
 
-    /// How often guests had to rest.
-    pub(crate) fn rests(&self) -> u64 {
+    /// How often guests were throttled.
+    pub(crate) fn throttles(&self) -> u64 {
         let lines = self.switch.lines.iter();
-        lines.map(|(_, line)| line.counters.rests).sum()
+        lines.map(|(_, line)| line.counters.throttles).sum()
     }
 
     /// Every program ends, every guest runs, time passes: then nothing may be left.

@@ -18,14 +18,14 @@ pub(crate) enum Input {
     Next(Time, LineId),
     Sent(Time, Sent),
     Remove(Time, LineId),
-    Rest(Time, LineId),
+    Throttle(Time, LineId),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Output {
     Done,
     Next(Option<Transmit>),
-    Rest(Option<Time>),
+    Throttle(Option<Time>),
     Ended(usize),
     Resolved(Option<u32>),
 }
@@ -89,8 +89,8 @@ impl Log {
                 Input::Next(now, line) => {
                     answer = Output::Next(switch.next_for(now, line, &mut actions));
                 }
-                Input::Rest(now, line) => {
-                    answer = Output::Rest(switch.rests_until(now, line));
+                Input::Throttle(now, line) => {
+                    answer = Output::Throttle(switch.throttled_until(now, line));
                 }
                 Input::Sent(now, sent) => switch.transmitted(now, sent, &mut actions),
                 Input::Remove(now, line) => switch.remove_line(now, line, &mut actions),

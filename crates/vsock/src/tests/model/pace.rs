@@ -111,14 +111,17 @@ impl World {
 
     /// Whether the device may take packets of this guest now.
     pub(crate) fn is_heard(&mut self, line: LineId) -> bool {
-        let rest = self.switch.rests_until(self.now, line);
-        self.log
-            .record(Input::Rest(self.now, line), Output::Rest(rest), &[]);
-        rest.is_none()
+        let throttle = self.switch.throttled_until(self.now, line);
+        self.log.record(
+            Input::Throttle(self.now, line),
+            Output::Throttle(throttle),
+            &[],
+        );
+        throttle.is_none()
     }
 
     /// When this guest is heard again, if it has something to say and is not heard now.
-    pub(super) fn rest_ends(&self, line: LineId) -> Option<Time> {
+    pub(super) fn throttle_ends(&self, line: LineId) -> Option<Time> {
         let waits = self.guests.get(&line).is_some_and(|guest| {
             let hindered = guest.paused || !guest.up;
             !hindered && !guest.tx.is_empty()

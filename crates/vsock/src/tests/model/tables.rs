@@ -131,9 +131,9 @@ impl World {
     fn check_rules(&self) {
         let switch = &self.switch;
         let mut used = vec![0; switch.rules.len()];
-        let (mut resting, mut unanswered, mut put_through) = (0, 0, self.ended);
+        let (mut throttled, mut unanswered, mut put_through) = (0, 0, self.ended);
         for (_, circuit) in switch.circuits.iter() {
-            resting += usize::from(circuit.resting.is_some());
+            throttled += usize::from(circuit.throttled.is_some());
             unanswered += u64::from(!circuit.answered);
             put_through += u64::from(circuit.put_through);
             if let Some(rule) = circuit.call.rule {
@@ -142,7 +142,11 @@ impl World {
         }
         let counted: Vec<u32> = switch.rules.iter().map(|used| used.circuits()).collect();
         assert_eq!(counted, used, "circuits of the rules");
-        assert_eq!(switch.resting.len(), resting, "those that rest");
+        assert_eq!(
+            switch.throttled.len(),
+            throttled,
+            "those that are throttled"
+        );
         let decided = self.decided.len() as u64;
         assert_eq!(
             self.dials,
@@ -164,7 +168,7 @@ impl World {
             switch.circuits.iter().collect::<Vec<_>>()
         );
         assert!(switch.by_end.is_empty() && switch.deadlines.is_empty());
-        assert!(switch.resting.is_empty(), "{:?}", switch.resting);
+        assert!(switch.throttled.is_empty(), "{:?}", switch.throttled);
         for (_, line) in &switch.lines {
             assert_eq!(
                 (line.circuits, line.half_open, line.granted_bytes),

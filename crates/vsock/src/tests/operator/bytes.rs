@@ -142,19 +142,19 @@ fn circuits_with_nothing_to_send_are_left_alone_while_others_rest() {
     listen(&mut world, &lines, 81, sleeps());
     world.settle();
     for _ in 0..100 {
-        // Each is sent an answer while the rule rests.
+        // Each is sent an answer while the rule throttles.
         world.connect_to(lines[0], 4, 81, sleeps());
     }
     world.settle();
-    let resting = world.switch.resting.len();
-    assert!(resting <= 1, "{resting} circuits wait for nothing");
+    let throttled = world.switch.throttled.len();
+    assert!(throttled <= 1, "{throttled} circuits wait for nothing");
     world.finish_soon(0);
 }
 
 #[test]
 fn the_end_of_data_and_a_close_pass_while_the_rule_rests() {
     for way in WAYS {
-        // What is sent first makes the rule rest for seconds.
+        // What is sent first makes the rule throttle for seconds.
         let (mut world, lines) = sending(way, 100_000, 1, 1_000_000);
         world.settle();
         listen(&mut world, &lines, 81, sleeps());
@@ -187,7 +187,7 @@ fn the_end_of_data_and_a_close_pass_while_the_rule_rests() {
 
 #[test]
 fn what_was_sent_before_a_half_close_arrives_before_it() {
-    // The rule rests for half a minute; the audit looks at the order.
+    // The rule throttles for half a minute; the audit looks at the order.
     let (mut world, _) = sending(Way::Between, 10_000, 1, 250_000);
     world.advance(Duration::from_secs(20));
     assert_eq!(received(&world), 0, "it is held back");
@@ -255,7 +255,7 @@ fn circuits_that_come_and_go_while_the_rule_rests_leave_nothing_behind() {
         world.settle();
     }
     assert_eq!(world.switch.circuits.len(), 1);
-    assert_eq!(world.switch.resting.len(), 1);
+    assert_eq!(world.switch.throttled.len(), 1);
 }
 
 #[test]
