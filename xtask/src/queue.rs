@@ -43,6 +43,15 @@ pub struct TestsArguments {
     scenarios: bool,
 }
 
+/// What a suite took, in seconds.
+#[derive(Debug, Clone, Copy, serde::Serialize, serde::Deserialize)]
+struct Took {
+    /// From its start to its end.
+    time: u64,
+    /// Of processors, with all programs that it has started and waited for: its guests too.
+    processor: u64,
+}
+
 /// A suite that runs.
 struct Running {
     suite: Suite,
@@ -75,7 +84,15 @@ pub fn run(arguments: &TestsArguments) -> Result<()> {
     let failed = run_all(suites, &places(arguments), &mut times)?;
     fs::write(&times_path, serde_json::to_vec(&times)?)?;
     times.retain(|name, _| names.contains(name));
-    eprintln!("[tests] the longest, in seconds: {}", longest(&times));
+    eprintln!(
+        "[tests] the longest, in seconds: {}",
+        most(&times, |took| took.time)
+    );
+    eprintln!(
+        "[tests] of processors, in seconds: {}; all {}",
+        most(&times, |took| took.processor),
+        times.values().map(|took| took.processor).sum::<u64>()
+    );
     if let (Some(before), Some(now)) = (idle, idle_ticks()) {
         let idle = now.saturating_sub(before) / rustix::param::clock_ticks_per_second();
         eprintln!("[tests] all processors together had nothing to do for {idle} s");
@@ -101,7 +118,7 @@ fn places(arguments: &TestsArguments) -> (usize, usize) {
 fn run_all(
     mut waiting: Vec<Suite>,
     (least, most): &(usize, usize),
-    times: &mut BTreeMap<String, u64>,
+    times: &mut BTreeMap<String, Took>,
 ) -> Result<Vec<String>> {
     let directory = scratch_directory()?;
     let (mut running, mut failed) = (Vec::new(), Vec::new());
@@ -116,16 +133,16 @@ fn run_all(
         thread::sleep(PAUSE);
         let mut index = 0;
         while let Some(one) = running.get_mut(index) {
-            let Some(is_success) = one.look()? else {
+            let Some((is_success, took)) = one.look()? else {
                 index += 1;
                 continue;
             };
             let one = running.remove(index);
             let name = one.suite.full_name();
-            one.print()?;
+            one.print(took)?;
             match is_success {
                 true => {
-                    times.insert(name, one.started.elapsed().as_secs());
+                    times.insert(name, took);
                 }
                 false => failed.push(name),
             }
@@ -154,10 +171,13 @@ impl Running {
         })
     }
 
-    /// Whether it has succeeded, if it has ended.
-    fn look(&mut self) -> Result<Option<bool>> {
+    /// Whether it has succeeded, and what it took, if it has ended.
+    fn look(&mut self) -> Result<Option<(bool, Took)>> {
+        // Once it is waited for, its row in /proc is gone.
+        let processor = processor_seconds(self.child.id());
         if let Some(status) = self.child.try_wait()? {
-            return Ok(Some(status.success()));
+            let time = self.started.elapsed().as_secs();
+            return Ok(Some((status.success(), Took { time, processor })));
         }
         if self.said.elapsed() >= SILENCE {
             let (name, seconds) = (self.suite.full_name(), self.started.elapsed().as_secs());
@@ -168,10 +188,10 @@ impl Running {
     }
 
     /// Its output in one piece.
-    fn print(&self) -> Result<()> {
+    fn print(&self, Took { time, processor }: Took) -> Result<()> {
         let text = fs::read(&self.log)?;
-        let (name, seconds) = (self.suite.full_name(), self.started.elapsed().as_secs());
-        println!("     Running {name} ({seconds} s)");
+        let name = self.suite.full_name();
+        println!("     Running {name} ({time} s, {processor} s of processors)");
         print!("{}", String::from_utf8_lossy(&text));
         Ok(())
     }
@@ -206,6 +226,19 @@ impl Watch {
     }
 }
 
+/// What a program, and those that it has waited for, took of processors; nothing if that is not known.
+fn processor_seconds(pid: u32) -> u64 {
+    let row = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    processor_ticks(&row) / rustix::param::clock_ticks_per_second()
+}
+
+/// Fields 14 to 17 of a row as proc_pid_stat(5) describes it, behind the name, which may have anything in it.
+fn processor_ticks(row: &str) -> u64 {
+    let fields = row.rsplit(')').next().unwrap_or_default();
+    let times = fields.split_whitespace().skip(11).take(4);
+    times.filter_map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
 /// For how long processors have had nothing to do since the machine's start, in ticks.
 fn idle_ticks() -> Option<u64> {
     let text = fs::read_to_string("/proc/stat").ok()?;
@@ -214,25 +247,27 @@ fn idle_ticks() -> Option<u64> {
 
 /// Puts the longest last, from where suites are taken: that which is begun late keeps the whole waiting. What has not run here yet comes
 /// first, by the length of its source, which says of scenarios how many there are.
-fn order(suites: &mut [Suite], times: &BTreeMap<String, u64>) {
+fn order(suites: &mut [Suite], times: &BTreeMap<String, Took>) {
     suites.sort_by_key(|suite| {
-        let seconds = times.get(&suite.full_name());
-        let seconds = seconds.copied().unwrap_or(u64::MAX);
+        let took = times.get(&suite.full_name());
+        let seconds = took.map_or(u64::MAX, |took| took.time);
         (seconds, suite.package == "e2e", suite.len)
     });
 }
 
-/// What took longest, the longest first.
-fn longest(times: &BTreeMap<String, u64>) -> String {
+/// What took most, the greatest first.
+fn most(times: &BTreeMap<String, Took>, seconds: fn(&Took) -> u64) -> String {
     let mut times: Vec<_> = times.iter().collect();
-    times.sort_by_key(|(_, seconds)| std::cmp::Reverse(**seconds));
+    times.sort_by_key(|(_, took)| std::cmp::Reverse(seconds(took)));
     let listed = times.iter().take(LISTED);
-    let listed: Vec<_> = listed.map(|(name, s)| format!("{name} {s}")).collect();
+    let listed: Vec<_> = listed
+        .map(|(name, took)| format!("{name} {}", seconds(took)))
+        .collect();
     listed.join(", ")
 }
 
 /// How many seconds suites took the last time; nothing if that is not known.
-fn read_times(path: &Path) -> BTreeMap<String, u64> {
+fn read_times(path: &Path) -> BTreeMap<String, Took> {
     let text = fs::read(path).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
@@ -250,6 +285,18 @@ mod tests {
             directory: "/".into(),
             len,
         }
+    }
+
+    fn took(time: u64) -> Took {
+        let processor = time;
+        Took { time, processor }
+    }
+
+    #[test]
+    fn all_four_times_of_a_program_count() {
+        let row = "7 (a) b) S 1 1 1 0 -1 4194560 9 9 0 0 100 200 300 400 20 0 1 0";
+        assert_eq!(processor_ticks(row), 1000);
+        assert_eq!(processor_ticks(""), 0);
     }
 
     #[test]
@@ -279,10 +326,10 @@ mod tests {
             suite("wire", "long", "", 1),
             suite("e2e", "small", "", 6),
         ];
-        let times = [("e2e/short", 1), ("wire/long", 60)];
+        let times = [("e2e/short", took(1)), ("wire/long", took(60))];
         order(
             &mut suites,
-            &times.map(|(name, s)| (name.to_owned(), s)).into(),
+            &times.map(|(name, took)| (name.to_owned(), took)).into(),
         );
         let names: Vec<_> = suites.iter().map(|suite| &*suite.name).collect();
         assert_eq!(names, ["short", "long", "unknown", "small", "large"]);
@@ -290,8 +337,8 @@ mod tests {
 
     #[test]
     fn the_longest_are_listed_first() {
-        let times = (0..20).map(|s| (format!("e2e/{s:02}"), s)).collect();
-        let listed = longest(&times);
+        let times = (0..20).map(|s| (format!("e2e/{s:02}"), took(s))).collect();
+        let listed = most(&times, |took| took.time);
         assert!(listed.starts_with("e2e/19 19, e2e/18 18, "), "{listed}");
         assert!(listed.ends_with(", e2e/08 8"), "{listed}");
     }
