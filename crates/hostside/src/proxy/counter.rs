@@ -8,25 +8,36 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counter(Arc<AtomicU32>);
 
-/// One of those that are counted. Dropping it makes room for another.
+/// Some of those that are counted. Dropping it makes room for as many.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<AtomicU32>);
+pub(crate) struct Permit {
+    counter: Arc<AtomicU32>,
+    units: u32,
+}
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.counter.fetch_sub(self.units, Ordering::Relaxed);
     }
 }
 
 impl Counter {
     /// A permit, if fewer than `limit` are out.
     pub(crate) fn take(&self, limit: u32) -> Option<Permit> {
+        self.take_many(1, limit)
+    }
+
+    /// A permit for so many, if no more than `limit` are out then.
+    fn take_many(&self, units: u32, limit: u32) -> Option<Permit> {
         let taken = self
             .0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
-                (count < limit).then_some(count + 1)
+                count.checked_add(units).filter(|count| *count <= limit)
             });
-        taken.ok().map(|_| Permit(self.0.clone()))
+        taken.ok().map(|_| Permit {
+            counter: self.0.clone(),
+            units,
+        })
     }
 
     /// How many permits are out.
@@ -42,13 +53,18 @@ pub(crate) struct Counters(Mutex<HashMap<String, Counter>>);
 impl Counters {
     /// A permit for a holder if fewer than `limit` of its own are out.
     pub(crate) fn take(&self, holder: &str, limit: u32) -> Option<Permit> {
+        self.take_many(holder, 1, limit)
+    }
+
+    fn take_many(&self, holder: &str, units: u32, limit: u32) -> Option<Permit> {
         let mut counters = sys::lock(&self.0);
         if let Some(counter) = counters.get(holder) {
-            return counter.take(limit);
+            return counter.take_many(units, limit);
         }
         // A new holder pays for those that are gone, so that the table never outgrows those that hold something.
         counters.retain(|_, counter| counter.count() > 0);
-        counters.entry(holder.to_owned()).or_default().take(limit)
+        let counter = counters.entry(holder.to_owned()).or_default();
+        counter.take_many(units, limit)
     }
 }
 
@@ -59,7 +75,7 @@ pub(crate) struct Capacity {
     by_holder: Counters,
 }
 
-/// Room for one. Dropping it makes room for another.
+/// Room that a holder has. Dropping it gives it back.
 #[derive(Debug)]
 pub(crate) struct Room {
     _of_all: Permit,
@@ -78,8 +94,19 @@ pub(crate) enum NoRoom {
 impl Capacity {
     /// Room for one more of a holder, of `limit` in all and `share` of its own.
     pub(crate) fn take(&self, holder: &str, limit: u32, share: u32) -> Result<Room, NoRoom> {
-        let of_all = self.all.take(limit).ok_or(NoRoom::Full)?;
-        let of_holder = self.by_holder.take(holder, share);
+        self.take_many(holder, 1, limit, share)
+    }
+
+    /// The same for so many units.
+    pub(crate) fn take_many(
+        &self,
+        holder: &str,
+        units: u32,
+        limit: u32,
+        share: u32,
+    ) -> Result<Room, NoRoom> {
+        let of_all = self.all.take_many(units, limit).ok_or(NoRoom::Full)?;
+        let of_holder = self.by_holder.take_many(holder, units, share);
         Ok(Room {
             _of_all: of_all,
             _of_holder: of_holder.ok_or(NoRoom::Share)?,
@@ -102,6 +129,30 @@ mod tests {
         assert_eq!(counter.count(), 2);
         drop(first);
         assert!(counter.take(2).is_some());
+    }
+
+    #[test]
+    fn units_are_taken_and_come_back_together() {
+        let counter = Counter::default();
+        assert!(counter.take_many(3, 2).is_none());
+        assert!(counter.take_many(u32::MAX, u32::MAX).is_some());
+        let two = counter.take_many(2, 2);
+        assert!(two.is_some() && counter.take(2).is_none());
+        drop(two);
+        assert_eq!(counter.count(), 0);
+    }
+
+    #[test]
+    fn a_holder_leaves_the_others_what_is_beyond_its_share() {
+        let capacity = Capacity::default();
+        let a = capacity.take_many("a", 5, 10, 5);
+        assert!(a.is_ok());
+        assert_eq!(capacity.take("a", 10, 5).err(), Some(NoRoom::Share));
+        let b = capacity.take_many("b", 5, 10, 5);
+        assert!(b.is_ok());
+        assert_eq!(capacity.take("c", 10, 5).err(), Some(NoRoom::Full));
+        drop(a);
+        assert!(capacity.take("c", 10, 5).is_ok());
     }
 
     #[test]

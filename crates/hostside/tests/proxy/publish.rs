@@ -407,6 +407,32 @@ fn one_sender_with_many_ports_keeps_no_other_sender_out() {
     assert!(!stand.exchange.has_call());
 }
 
+/// Guests that read nothing: what waits for one sender leaves room for what another sends.
+#[test]
+fn one_sender_with_many_bytes_keeps_no_other_sender_out() {
+    let stand = Stand::new();
+    let server = udp_publish(&stand);
+    let lost = || stand.proxy.report().lost_datagrams;
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        let (client, before) = (udp_client(server), lost());
+        until("nothing more of it waits", || {
+            // The kernel, too, drops what comes too fast.
+            let _ = client.send(&[7; 60_000]);
+            lost() > before
+        });
+        clients.push(client);
+    }
+    let other = UdpSocket::bind("127.0.0.2:0").expect("a socket");
+    other.send_to(&[8; 60_000], server).expect("sent");
+    let (mut buffer, mut guests) = ([0; 64], Vec::new());
+    while buffer != [8; 64] {
+        let guest: OwnedMessages = blocking(stand.exchange.next_call().socket);
+        rustix::net::recv(&guest.0, &mut buffer, RecvFlags::empty()).expect("received");
+        guests.push(guest);
+    }
+}
+
 #[test]
 fn no_service_leads_a_guest_to_a_published_port_by_a_name_or_any_address() {
     let script = Arc::new(Script::default());

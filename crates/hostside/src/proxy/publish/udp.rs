@@ -15,14 +15,16 @@ use std::time::Duration;
 
 use device::{CallAnswer, PublishedTo};
 use tokio::net::UdpSocket;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use vsock::Reason;
 use wire::vsock::SocketType;
 
 use self::sessions::Sessions;
+use super::caller::network_of;
 use super::{Outgoing, Standing, dial_guest, log_refusal};
+use crate::proxy::counter::{Capacity, Room};
 use crate::proxy::datagram::{self, FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use crate::proxy::identity::{Transport, published_header};
 use crate::proxy::shared::{Shared, count};
@@ -38,7 +40,10 @@ pub const UNANSWERED_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_WAITING: usize = 64;
 
 /// Bytes that wait in all sessions of one port together. Further datagrams are lost.
-const MAX_WAITING_BYTES: usize = 8 * 1024 * 1024;
+const MAX_WAITING_BYTES: u32 = 8 * 1024 * 1024;
+
+/// Of these, what waits for one sender, however many ports it sends from.
+const MAX_SENDER_BYTES: u32 = MAX_WAITING_BYTES / 2;
 
 /// Datagrams that are kept to be sent again if the guest turns out to want a stream.
 const MAX_KEPT: usize = 8;
@@ -48,7 +53,7 @@ const REST: Duration = Duration::from_secs(1);
 
 struct Datagram {
     bytes: Vec<u8>,
-    _room: OwnedSemaphorePermit,
+    _room: Room,
 }
 
 /// Serves a published UDP port until the task is aborted.
@@ -59,7 +64,7 @@ pub(crate) async fn serve(
 ) -> io::Result<()> {
     let socket = Arc::new(UdpSocket::from_std(socket)?);
     let prefers_stream = Arc::new(AtomicBool::new(false));
-    let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES));
+    let waiting = Capacity::default();
     let mut sessions = Sessions::default();
     // Sessions end with this task.
     let mut tasks = JoinSet::new();
@@ -80,7 +85,10 @@ pub(crate) async fn serve(
             }
         };
         // An empty datagram still has to be counted by something.
-        let Ok(room) = room.clone().try_acquire_many_owned(len.max(1) as u32) else {
+        let bytes = len.max(1) as u32;
+        let sender = network_of(peer).to_string();
+        let room = waiting.take_many(&sender, bytes, MAX_WAITING_BYTES, MAX_SENDER_BYTES);
+        let Ok(room) = room else {
             count(&shared.counts.lost_datagrams);
             continue;
         };
