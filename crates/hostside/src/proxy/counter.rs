@@ -22,13 +22,8 @@ impl Drop for Permit {
 }
 
 impl Counter {
-    /// A permit, if fewer than `limit` are out.
-    pub(crate) fn take(&self, limit: u32) -> Option<Permit> {
-        self.take_many(1, limit)
-    }
-
     /// A permit for so many, if no more than `limit` are out then.
-    fn take_many(&self, units: u32, limit: u32) -> Option<Permit> {
+    fn take(&self, units: u32, limit: u32) -> Option<Permit> {
         let taken = self
             .0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
@@ -59,12 +54,12 @@ impl Counters {
     fn take_many(&self, holder: &str, units: u32, limit: u32) -> Option<Permit> {
         let mut counters = sys::lock(&self.0);
         if let Some(counter) = counters.get(holder) {
-            return counter.take_many(units, limit);
+            return counter.take(units, limit);
         }
         // A new holder pays for those that are gone, so that the table never outgrows those that hold something.
         counters.retain(|_, counter| counter.count() > 0);
         let counter = counters.entry(holder.to_owned()).or_default();
-        counter.take_many(units, limit)
+        counter.take(units, limit)
     }
 }
 
@@ -105,8 +100,34 @@ impl Capacity {
         limit: u32,
         share: u32,
     ) -> Result<Room, NoRoom> {
-        let of_all = self.all.take_many(units, limit).ok_or(NoRoom::Full)?;
+        let of_all = self.all.take(units, limit).ok_or(NoRoom::Full)?;
         let of_holder = self.by_holder.take_many(holder, units, share);
+        Ok(Room {
+            _of_all: of_all,
+            _of_holder: of_holder.ok_or(NoRoom::Share)?,
+        })
+    }
+}
+
+/// A capacity for each of many wholes, such as the agents of VMs.
+#[derive(Debug, Default)]
+pub(crate) struct Capacities {
+    wholes: Counters,
+    by_holder: Counters,
+}
+
+impl Capacities {
+    /// Room for one more of a holder in a whole, as [`Capacity::take`] has it.
+    pub(crate) fn take(
+        &self,
+        whole: &str,
+        holder: &str,
+        limit: u32,
+        share: u32,
+    ) -> Result<Room, NoRoom> {
+        let of_all = self.wholes.take(whole, limit).ok_or(NoRoom::Full)?;
+        let holder = format!("{whole} {holder}");
+        let of_holder = self.by_holder.take(&holder, share);
         Ok(Room {
             _of_all: of_all,
             _of_holder: of_holder.ok_or(NoRoom::Share)?,
@@ -121,25 +142,38 @@ mod tests {
     #[test]
     fn permits_are_given_up_to_the_limit_and_come_back() {
         let counter = Counter::default();
-        assert!(counter.take(0).is_none());
-        let first = counter.take(2);
-        let second = counter.take(2);
+        assert!(counter.take(1, 0).is_none());
+        let first = counter.take(1, 2);
+        let second = counter.take(1, 2);
         assert!(first.is_some() && second.is_some());
-        assert!(counter.take(2).is_none());
+        assert!(counter.take(1, 2).is_none());
         assert_eq!(counter.count(), 2);
         drop(first);
-        assert!(counter.take(2).is_some());
+        assert!(counter.take(1, 2).is_some());
     }
 
     #[test]
     fn units_are_taken_and_come_back_together() {
         let counter = Counter::default();
-        assert!(counter.take_many(3, 2).is_none());
-        assert!(counter.take_many(u32::MAX, u32::MAX).is_some());
-        let two = counter.take_many(2, 2);
-        assert!(two.is_some() && counter.take(2).is_none());
+        assert!(counter.take(3, 2).is_none());
+        assert!(counter.take(u32::MAX, u32::MAX).is_some());
+        let two = counter.take(2, 2);
+        assert!(two.is_some() && counter.take(1, 2).is_none());
         drop(two);
         assert_eq!(counter.count(), 0);
+    }
+
+    #[test]
+    fn each_whole_has_its_own_capacity() {
+        let capacities = Capacities::default();
+        let take = |whole, holder| capacities.take(whole, holder, 2, 1);
+        let a = take("web", "a");
+        assert!(a.is_ok());
+        assert_eq!(take("web", "a").err(), Some(NoRoom::Share));
+        let b = take("web", "b");
+        assert!(b.is_ok());
+        assert_eq!(take("web", "c").err(), Some(NoRoom::Full));
+        assert!(take("db", "a").is_ok());
     }
 
     #[test]

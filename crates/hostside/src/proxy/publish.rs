@@ -420,14 +420,21 @@ impl Port {
         for<'a> S::Writer<'a>: Send,
     {
         client.begin();
-        let limit = match publish.to.port {
-            GuestPort::Vsock(_) => MAX_CARRIED,
-            GuestPort::Agent(_) => agent::MAX_CARRIED,
+        let caller = &before.caller;
+        let (limit, room) = match publish.to.port {
+            GuestPort::Vsock(_) => {
+                let share = MAX_CARRIED / CALLER_SHARE;
+                (MAX_CARRIED, self.carried.take(caller, MAX_CARRIED, share))
+            }
+            GuestPort::Agent(_) => {
+                let (vm, limit) = (publish.to.full_name(), agent::MAX_CARRIED);
+                let agents = &self.shared.agents;
+                (limit, agents.take(&vm, caller, limit, limit / CALLER_SHARE))
+            }
         };
-        let share = limit / CALLER_SHARE;
-        let permit = match self.carried.take(&before.caller, limit, share) {
+        let permit = match room {
             Ok(permit) => permit,
-            Err(none) => return log_no_room(&publish, none, limit, &before.caller),
+            Err(none) => return log_no_room(&publish, none, limit, caller),
         };
         let shared = self.shared.clone();
         tokio::spawn(async move {

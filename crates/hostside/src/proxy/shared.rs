@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use vsock::Reason;
 
 use super::MAX_CALLS;
-use super::counter::{Capacity, Counters, NoRoom, Room};
+use super::counter::{Capacities, Capacity, Counters, NoRoom, Room};
 use super::directory::REQUESTS_PER_SECOND;
 use super::egress::Announced;
 use super::egress::View;
@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) dials: Arc<Semaphore>,
     pub(crate) counts: Counts,
     pub(crate) announced: Announced,
+    /// Of the agents of VMs, for callers of published ports.
+    pub(crate) agents: Capacities,
     services: Mutex<HashMap<ServiceId, Offer>>,
     calls: Capacity,
 }
@@ -171,6 +173,7 @@ impl Shared {
             dials: Arc::new(Semaphore::new(MAX_DIALS)),
             counts: Counts::default(),
             announced: Announced::default(),
+            agents: Capacities::default(),
             services: Mutex::default(),
             calls: Capacity::default(),
         }

@@ -29,8 +29,8 @@ use crate::proxy::rules::Share;
 use crate::proxy::shared::Shared;
 use device::{DecisionCallee, DecisionCaller};
 
-/// Connections that one published port carries at once: an agent carries no more.
-pub(super) const MAX_CARRIED: u32 = MAX_CONNECTIONS as u32;
+/// Connections that all published ports of a VM have of its agent at once. The others are for programs of the host, which have no other way to it.
+pub(super) const MAX_CARRIED: u32 = (MAX_CONNECTIONS - MAX_CONNECTIONS / 4) as u32;
 
 /// How long the agent may take for each answer. It tries the addresses of a name for 10 seconds in all.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);

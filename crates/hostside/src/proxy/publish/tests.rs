@@ -223,10 +223,15 @@ fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
     published.close();
 }
 
-/// Connections of the machine at `from` to the one published port.
-fn callers(published: &Published, from: [u8; 4], count: u32) -> Vec<std::net::TcpStream> {
+/// Connections of the machine at `from` to the published port of this index.
+fn callers(
+    published: &Published,
+    index: usize,
+    from: [u8; 4],
+    count: u32,
+) -> Vec<std::net::TcpStream> {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-    let at = match &*published.open.lock().unwrap()[0].listener {
+    let at = match &*published.open.lock().unwrap()[index].listener {
         Listener::Tcp(listener) => listener.local_addr().unwrap(),
         _ => panic!("it listens on TCP"),
     };
@@ -239,29 +244,39 @@ fn callers(published: &Published, from: [u8; 4], count: u32) -> Vec<std::net::Tc
     (0..count).map(caller).collect()
 }
 
-/// The agent's connections are the fewest: half of them are one caller's.
+/// Half of what published ports may have of an agent is one caller's, by however many of them it comes.
 #[test]
-fn one_caller_leaves_half_of_the_connections_to_others() {
+fn one_caller_leaves_half_of_an_agents_connections_to_others() {
     let (runtime, published, shared) = published();
     let (sender, calls) = std::sync::mpsc::channel();
     assert!(shared.exchange.set(Arc::new(Calls(sender))).is_ok());
-    let mut publish = www(PublishListen::Tcp("127.0.0.1:0".to_owned()));
-    publish.to.port = GuestPort::Agent(wire::agent::forward::Place::Tcp {
-        host: "127.0.0.1".to_owned(),
-        port: 80,
+    let ports = ["one", "two"].map(|name| {
+        let mut publish = www(PublishListen::Tcp("127.0.0.1:0".to_owned()));
+        publish.name = name.to_owned();
+        publish.to.port = GuestPort::Agent(wire::agent::forward::Place::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port: 80,
+        });
+        publish
     });
-    published.set(published.prepare(vec![publish]).unwrap());
+    published.set(published.prepare(ports.to_vec()).unwrap());
+    let [one, other] = [[127, 0, 0, 1], [127, 0, 0, 2]];
     let share = agent::MAX_CARRIED / CALLER_SHARE;
-    let all_of_one = callers(&published, [127, 0, 0, 1], share);
-    let held: Vec<_> = all_of_one
-        .iter()
-        .map(|_| next_call(&runtime, &calls))
-        .collect();
-    let beyond = callers(&published, [127, 0, 0, 1], 1);
-    let other = callers(&published, [127, 0, 0, 2], 1);
-    // Callers are taken in their order: the one beyond the share has been turned away by then.
-    next_call(&runtime, &calls);
-    assert!(calls.try_recv().is_err());
-    assert!(is_reset(&beyond[0]));
-    drop((held, other));
+    let mut held = Vec::new();
+    for (index, count) in [(0, share - 1), (1, 1)] {
+        for caller in callers(&published, index, one, count) {
+            held.push((next_call(&runtime, &calls), caller));
+        }
+    }
+    for index in [0, 1] {
+        let beyond = callers(&published, index, one, 1);
+        let of_other = callers(&published, index, other, 1);
+        // Callers are taken in their order: the one beyond the share has been turned away by then.
+        held.push((
+            next_call(&runtime, &calls),
+            of_other.into_iter().next().unwrap(),
+        ));
+        assert!(calls.try_recv().is_err());
+        assert!(is_reset(&beyond[0]));
+    }
 }
