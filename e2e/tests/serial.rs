@@ -162,7 +162,8 @@ fn a_guest_without_vsock_is_ready_and_runs_commands() {
         assert!(output == input, "{} bytes have come back", output.len());
         let output = exec.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(7));
-        assert_eq!(output.stderr, b"err\n");
+        // Where the guest is slow, a line before it says that it is waited for.
+        assert!(output.stderr.ends_with(b"err\n"), "{output:?}");
         let vm = status(&scene.daemon, guest.name());
         assert_eq!(
             (&vm["kind"], &vm["state"]),

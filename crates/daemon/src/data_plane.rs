@@ -7,8 +7,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{Decision, DecisionSink};
-use policy::Policy;
+use device::{Decision, DecisionCaller, DecisionSink};
+use policy::{Policy, full_name};
 use vsock::Reason;
 
 use crate::events::{CallNotes, observer};
@@ -50,7 +50,7 @@ pub fn start(
     let wiring = Wiring {
         arrivals,
         dialer: switchboard.dialer(proxy.dialer()),
-        decisions: decisions(notes),
+        decisions: decisions(notes, proxy.refusals()),
         observer: observer(events),
         state_dir,
         host_group: operators,
@@ -69,10 +69,19 @@ pub fn start(
     })
 }
 
-/// Writes down what became of calls.
-fn decisions(notes: CallNotes) -> DecisionSink {
+/// Writes down what became of calls, and says which were refused.
+fn decisions(notes: CallNotes, refused: impl Fn(&str, u32) + Send + 'static) -> DecisionSink {
     Box::new(move |decision| {
         let circuit = decision.circuit;
+        if let (
+            DecisionCaller::Vm {
+                domain, vm, port, ..
+            },
+            Err(_),
+        ) = (&decision.caller, decision.result)
+        {
+            refused(&full_name(domain, vm), *port);
+        }
         notes.note(record(decision), circuit);
     })
 }

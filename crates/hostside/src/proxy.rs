@@ -152,6 +152,13 @@ impl Proxy {
         })
     }
 
+    /// Takes note of calls that the data plane has refused itself, by the full names of their VMs and the ports that they came from: what was announced of one is
+    /// expected no more.
+    pub fn refusals(&self) -> impl Fn(&str, u32) + Send + use<> {
+        let shared = self.shared.clone();
+        move |vm, port| drop(shared.announced.take(vm, port))
+    }
+
     /// Tells the data plane, once. Until then published ports hang up, and the directory knows nobody.
     pub fn set_exchange(&self, exchange: Arc<dyn Exchange>) {
         // A second one is the first one's own mistake, and changes nothing.

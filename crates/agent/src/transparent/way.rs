@@ -184,11 +184,23 @@ fn announce_over(
 }
 
 /// What has become of a call that was announced: it is put through, or the program's call is to fail so.
-pub(crate) fn outcome(announcer: &OwnedFd, deadline: Instant) -> Result<(), Errno> {
-    match read_reply(announcer.as_fd(), deadline)? {
-        Reply::Succeeded => Ok(()),
-        reply => Err(errno(reply)),
+pub(crate) fn outcome(announcer: OwnedFd, deadline: Instant) -> Result<(), Errno> {
+    match read_reply(announcer.as_fd(), deadline) {
+        Ok(Reply::Succeeded) => Ok(()),
+        Ok(reply) => Err(errno(reply)),
+        Err(errno) => {
+            withdraw(announcer);
+            Err(errno)
+        }
     }
+}
+
+/// Waits until the host does not expect a call any more: as long as it does, the port may be no other program's.
+pub(crate) fn withdraw(announcer: OwnedFd) {
+    let deadline = Instant::now() + REQUEST_TIMEOUT;
+    // A host that is gone expects nothing.
+    let _ = rustix::net::shutdown(&announcer, Shutdown::Write);
+    while read_reply(announcer.as_fd(), deadline).is_ok() {}
 }
 
 /// Makes a program's socket a circuit to this destination. Of the proxy's answer nothing is left in the socket, and nothing behind it is read.

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use vsock::Reason;
 use wire::destination::{Destination, Host};
 
-pub(crate) use self::announced::Announced;
+pub(crate) use self::announced::{Announced, AnnouncedCall};
 pub use self::decide::{Said, View, is_network, means, means_name, must_be_named};
 pub use self::error::EgressError;
 use self::handshake::{Asked, Dialect};
@@ -59,6 +59,7 @@ pub(crate) fn answer(
         vm,
         source_port,
         since,
+        expected,
     } = caller;
     let guest = Guest {
         shared: shared.clone(),
@@ -66,7 +67,7 @@ pub(crate) fn answer(
         vm,
         source_port,
     };
-    if let Some(expected) = guest.take_expected() {
+    if let Some(expected) = expected {
         tokio::spawn(async move {
             guest.put_through(since, expected, reply).await;
             drop(room);
@@ -91,6 +92,8 @@ pub(crate) struct Caller {
     pub(crate) source_port: u32,
     /// What was in force when the call was allowed.
     pub(crate) since: InForce,
+    /// What it has announced of this call.
+    pub(crate) expected: Option<AnnouncedCall>,
 }
 
 /// One connection of a guest through egress.

@@ -14,8 +14,7 @@ use vsock::Reason;
 use super::MAX_CALLS;
 use super::counter::{Capacities, Capacity, Counters, NoRoom, Room};
 use super::directory::REQUESTS_PER_SECOND;
-use super::egress::Announced;
-use super::egress::View;
+use super::egress::{Announced, AnnouncedCall, View};
 use super::exchange::{Exchange, MAX_DIALS};
 use super::own::OwnListeners;
 use super::resolver::Names;
@@ -140,6 +139,8 @@ pub(crate) struct TakenCall {
     /// The service, if it is one, and room for one more connection to it, or why there is none.
     pub(crate) service: Option<(Arc<Service>, Result<Room, Reason>)>,
     pub(crate) in_force: InForce,
+    /// What was announced of it.
+    pub(crate) expected: Option<AnnouncedCall>,
     /// Room for it among all calls.
     pub(crate) room: Room,
 }
@@ -227,10 +228,9 @@ impl Shared {
 
     /// Takes a call, with what it is put through to by what is in force now. One for which there is no room is refused.
     pub(crate) fn take(&self, call: ServiceCall) -> Option<TakenCall> {
-        let room = match self
-            .calls
-            .take(&call.vm.full_name(), MAX_CALLS, MAX_CALLS / 4)
-        {
+        let vm = call.vm.full_name();
+        let expected = self.announced.take(&vm, call.source_port);
+        let room = match self.calls.take(&vm, MAX_CALLS, MAX_CALLS / 4) {
             Ok(room) => room,
             Err(none) => {
                 count(&self.counts.turned_away);
@@ -245,7 +245,12 @@ impl Shared {
             Called::Service(id) => self.service(id, &call.vm),
             _ => None,
         };
+        let of_service = |expected: &AnnouncedCall| {
+            let service = service.as_ref();
+            service.is_some_and(|(service, _)| expected.is_of(&service.full_name()))
+        };
         Some(TakenCall {
+            expected: expected.filter(of_service),
             call,
             service,
             in_force: self.policy.borrow().clone(),

@@ -10,6 +10,7 @@ use vsock::Reason;
 use wire::vsock::SocketType;
 
 use super::counter::Room;
+use super::egress::AnnouncedCall;
 use super::identity::{About, Identity, Transport};
 use super::resolver::LookupError;
 use super::shared::{InForce, Shared, TakenCall, count};
@@ -21,6 +22,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {
         call,
         service,
         in_force,
+        expected,
         // Until this ends.
         room: _room,
     } = taken;
@@ -69,6 +71,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {
         socket_type,
         room,
         in_force,
+        expected,
     };
     // It may have waited while what ends it came into force. A target is not reached for nothing, nor a program started.
     if !reply.is_awaited() {
@@ -87,6 +90,7 @@ struct Call {
     room: Room,
     /// What was in force when it was judged.
     in_force: InForce,
+    expected: Option<AnnouncedCall>,
 }
 
 impl Call {
@@ -134,12 +138,14 @@ async fn put_through(
                 identity,
                 room,
                 in_force,
+                expected,
                 ..
             } = call;
             let caller = egress::Caller {
                 vm: identity.vm,
                 source_port: identity.source_port,
                 since: in_force,
+                expected,
             };
             return egress::answer(shared, service, caller, room, reply);
         }

@@ -116,3 +116,36 @@ fn only_a_privileged_program_on_a_line_that_keeps_ports_may_announce() {
         code == 0
     });
 }
+
+/// What the next call from the announced port is: one that is asked where it is to go.
+fn is_ordinary(egress: &Egress) -> bool {
+    let called = egress.stand.begin_from(CALLER, egress.id);
+    let Ok(connected) = called.recv_timeout(PATIENCE).expect("an answer") else {
+        return false;
+    };
+    let guest: UnixStream = blocking(connected.socket);
+    write(&guest, &GREETING);
+    read_some(&guest, 2) == [5, 0]
+}
+
+/// A port is another program's as soon as its call is refused, and that program goes where it says.
+#[test]
+fn an_announced_call_that_is_refused_leads_no_later_one() {
+    let egress = egress(vec![allow(to_name("a.example"))]);
+    let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, "a.example:1");
+    assert_eq!(code, 0);
+    // The VM has all connections that it may have of the service: a quarter of 100.
+    let held: Vec<_> = (1..25).map(|_| egress.connect()).collect();
+    let called = egress.stand.begin_from(CALLER, egress.id);
+    let refused = called.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(refused.unwrap_err(), Reason::ServiceShare);
+    assert_eq!(read_some(&announcer, 10)[1], 1);
+    drop(held);
+    until("the next call goes its own way", || is_ordinary(&egress));
+    // The data plane has refused it itself.
+    let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, "a.example:1");
+    assert_eq!(code, 0);
+    egress.stand.proxy.refusals()(&web().full_name(), CALLER);
+    assert_eq!(read_some(&announcer, 10)[1], 1);
+    assert!(is_ordinary(&egress));
+}

@@ -164,7 +164,7 @@ impl Supervisor {
                 let number = dial.number;
                 drop(dial);
                 let _ = self.listener.answer(call, Err(Errno::INPROGRESS));
-                let connected = way::outcome(&announcer, deadline);
+                let connected = way::outcome(announcer, deadline);
                 // The kernel takes such a socket for one that is being connected.
                 self.end(number, &destination, connected, Progress::Spent);
                 Ok(Outcome::Elsewhere)
@@ -236,8 +236,11 @@ impl Supervisor {
                     deadline,
                 });
             }
-            Err(Errno::CONNRESET) => way::outcome(&announcer, deadline),
-            Err(errno) => Err(way::unreachable(errno)),
+            Err(Errno::CONNRESET) => way::outcome(announcer, deadline),
+            Err(errno) => {
+                way::withdraw(announcer);
+                Err(way::unreachable(errno))
+            }
         };
         self.end(dial.number, &destination, connected, Progress::New);
         if connected.is_err() {

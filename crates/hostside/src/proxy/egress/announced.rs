@@ -22,18 +22,20 @@ use crate::proxy::shared::InForce;
 /// Calls that are announced and have not come. Each has the announcing call, whose number is limited.
 #[derive(Debug, Default)]
 pub(crate) struct Announced {
-    calls: Mutex<HashMap<Key, Expected>>,
+    calls: Mutex<HashMap<Key, AnnouncedCall>>,
 }
 
 /// What stands for the port on a line that does not keep the guest's ports.
 const UNKNOWN_PORT: u32 = 0;
 
-/// A VM, a service, and the port that the call will come from.
-type Key = (String, String, u32);
+/// A VM, and the port that the call will come from.
+type Key = (String, u32);
 
 /// A call that is expected.
 #[derive(Debug)]
-pub(crate) struct Expected {
+pub(crate) struct AnnouncedCall {
+    /// The service that is to be called.
+    service: String,
     /// Which announcement it is of: the port may have another by the time that this one ends.
     announcement: Arc<()>,
     destination: Destination,
@@ -58,20 +60,26 @@ impl Drop for Announcing<'_> {
     }
 }
 
-impl Guest {
-    fn key(&self, port: u32) -> Key {
-        (self.vm.full_name(), self.service.full_name(), port)
-    }
-
-    /// What was announced of this call.
-    pub(super) fn take_expected(&self) -> Option<Expected> {
-        if self.source_port == UNKNOWN_PORT {
+impl Announced {
+    /// What was announced of a call that arrives, whatever becomes of it: the next call from its port may be another program's. So this is asked on the
+    /// thread to which calls come in their order.
+    pub(crate) fn take(&self, vm: &str, port: u32) -> Option<AnnouncedCall> {
+        let mut calls = sys::lock(&self.calls);
+        if calls.is_empty() || port == UNKNOWN_PORT {
             return None;
         }
-        let key = self.key(self.source_port);
-        sys::lock(&self.shared.announced.calls).remove(&key)
+        calls.remove(&(vm.to_owned(), port))
     }
+}
 
+impl AnnouncedCall {
+    /// Whether it is this service that is to be called.
+    pub(crate) fn is_of(&self, service: &str) -> bool {
+        self.service == service
+    }
+}
+
+impl Guest {
     /// Expects a call, and says what has become of it.
     pub(super) async fn expect(
         &self,
@@ -105,12 +113,13 @@ impl Guest {
         }
         let (outcome, mut known) = oneshot::channel();
         let announcement = Arc::new(());
-        let expected = Expected {
+        let expected = AnnouncedCall {
+            service: self.service.full_name(),
             announcement: announcement.clone(),
             destination,
             outcome,
         };
-        let key = self.key(port);
+        let key = (self.vm.full_name(), port);
         let announced = &self.shared.announced;
         {
             let mut calls = sys::lock(&announced.calls);
@@ -140,8 +149,8 @@ impl Guest {
     }
 
     /// Answers the call that was announced, when it is known what has become of it, and carries its bytes.
-    pub(super) async fn put_through(&self, since: InForce, expected: Expected, reply: Reply) {
-        let Expected {
+    pub(super) async fn put_through(&self, since: InForce, expected: AnnouncedCall, reply: Reply) {
+        let AnnouncedCall {
             destination,
             outcome,
             ..
