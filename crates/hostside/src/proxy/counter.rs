@@ -109,6 +109,47 @@ impl Capacity {
     }
 }
 
+/// Capacity that VMs share. Of what a VM may have, its ordinary programs leave a part to those that are privileged.
+#[derive(Debug, Default)]
+pub(crate) struct GuestCapacity {
+    by_vm: Capacity,
+    of_ordinary: Counters,
+}
+
+/// The part of its VM's share that is for privileged programs alone: one in so many.
+const PRIVILEGED_PART: u32 = 4;
+
+/// Room that a program of a VM has.
+#[derive(Debug)]
+pub(crate) struct GuestRoom {
+    _of_vm: Room,
+    _of_ordinary: Option<Permit>,
+}
+
+impl GuestCapacity {
+    /// Room for one more of a VM, as [`Capacity::take`] has it.
+    pub(crate) fn take(
+        &self,
+        vm: &str,
+        limit: u32,
+        share: u32,
+        is_privileged: bool,
+    ) -> Result<GuestRoom, NoRoom> {
+        let of_vm = self.by_vm.take(vm, limit, share)?;
+        let of_ordinary = match is_privileged {
+            true => None,
+            false => {
+                let share = share - share / PRIVILEGED_PART;
+                Some(self.of_ordinary.take(vm, share).ok_or(NoRoom::Share)?)
+            }
+        };
+        Ok(GuestRoom {
+            _of_vm: of_vm,
+            _of_ordinary: of_ordinary,
+        })
+    }
+}
+
 /// A capacity for each of many wholes, such as the agents of VMs.
 #[derive(Debug, Default)]
 pub(crate) struct Capacities {
@@ -161,6 +202,20 @@ mod tests {
         assert!(two.is_some() && counter.take(1, 2).is_none());
         drop(two);
         assert_eq!(counter.count(), 0);
+    }
+
+    #[test]
+    fn ordinary_programs_leave_a_part_of_their_vms_share() {
+        let capacity = GuestCapacity::default();
+        let take = |is_privileged| capacity.take("web", 100, 4, is_privileged);
+        let ordinary: Vec<_> = (0..3).map(|_| take(false)).collect();
+        assert!(ordinary.iter().all(Result::is_ok));
+        assert_eq!(take(false).err(), Some(NoRoom::Share));
+        let privileged = take(true);
+        assert!(privileged.is_ok());
+        assert_eq!(take(true).err(), Some(NoRoom::Share));
+        // Where there is one place, it is anybody's.
+        assert!(capacity.take("db", 100, 1, false).is_ok());
     }
 
     #[test]

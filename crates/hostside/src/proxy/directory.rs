@@ -13,7 +13,7 @@ use vsock::Reason;
 use wire::directory::{Answer, Line, MAX_LINE_LEN, Request};
 use wire::vsock::SocketType;
 
-use super::shared::{Shared, count};
+use super::shared::{Shared, count, is_privileged};
 use runtime::rate;
 
 /// Connections of one VM to the directory at once.
@@ -26,7 +26,13 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 pub const REQUESTS_PER_SECOND: u64 = 100;
 
 /// Answers a call to the directory.
-pub(crate) fn answer(shared: &Arc<Shared>, vm: Address, socket_type: SocketType, reply: Reply) {
+pub(crate) fn answer(
+    shared: &Arc<Shared>,
+    vm: Address,
+    source_port: u32,
+    socket_type: SocketType,
+    reply: Reply,
+) {
     let refuse = |reply: Reply, reason| {
         count(&shared.counts.failed);
         reply.failed(reason);
@@ -34,10 +40,13 @@ pub(crate) fn answer(shared: &Arc<Shared>, vm: Address, socket_type: SocketType,
     if socket_type != SocketType::Stream {
         return refuse(reply, Reason::WrongType);
     }
-    let Some(permit) = shared
-        .directory_by_vm
-        .take(&vm.full_name(), MAX_CONNECTIONS_PER_VM)
-    else {
+    let room = shared.directory.take(
+        &vm.full_name(),
+        u32::MAX,
+        MAX_CONNECTIONS_PER_VM,
+        is_privileged(source_port),
+    );
+    let Ok(room) = room else {
         return refuse(reply, Reason::ServiceShare);
     };
     let stream = sockets::pair(socket_type)
@@ -54,7 +63,7 @@ pub(crate) fn answer(shared: &Arc<Shared>, vm: Address, socket_type: SocketType,
         if let Err(error) = converse(&shared, &vm, stream).await {
             tracing::debug!(vm = vm.full_name(), %error, "a connection to the directory ended");
         }
-        drop(permit);
+        drop(room);
     });
     reply.connected(theirs, None);
 }

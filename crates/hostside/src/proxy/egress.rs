@@ -33,7 +33,7 @@ pub use self::decide::{Said, View, is_network, means, means_name, must_be_named}
 pub use self::error::EgressError;
 use self::handshake::{Asked, Dialect};
 pub(crate) use self::routes::{is_no_route, is_unicast};
-use super::counter::Room;
+use super::counter::GuestRoom;
 use super::identity::About;
 use super::own::OwnListeners;
 use super::relay::{CircuitEnd, Socket, relay};
@@ -52,7 +52,7 @@ pub(crate) fn answer(
     shared: &Arc<Shared>,
     service: Arc<Service>,
     caller: Caller,
-    room: Room,
+    room: GuestRoom,
     reply: Reply,
 ) -> Result<(), (Reason, Reply)> {
     let Caller {

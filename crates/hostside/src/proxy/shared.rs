@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use vsock::Reason;
 
 use super::MAX_CALLS;
-use super::counter::{Capacities, Capacity, Counters, NoRoom, Room};
+use super::counter::{Capacities, Capacity, GuestCapacity, GuestRoom, NoRoom, Room};
 use super::directory::REQUESTS_PER_SECOND;
 use super::egress::{Announced, AnnouncedCall, View};
 use super::exchange::{Exchange, MAX_DIALS};
@@ -23,6 +23,7 @@ use super::turns::Turns;
 use crate::audit::AuditRecord;
 use crate::offers::Groups;
 use runtime::rate::Buckets;
+use wire::agent::FIRST_UNPRIVILEGED_PORT;
 
 /// Takes records for the audit. It must not wait.
 pub type AuditSink = Box<dyn Fn(AuditRecord) + Send + Sync>;
@@ -45,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) program_grace: Duration,
     /// Programs that run.
     pub(crate) programs: watch::Sender<usize>,
-    pub(crate) directory_by_vm: Counters,
+    pub(crate) directory: GuestCapacity,
     pub(crate) directory_rates: Buckets<String>,
     /// Where the daemon listens for published ports.
     pub(crate) own: OwnListeners,
@@ -130,14 +131,14 @@ pub(crate) fn count(counter: &AtomicU64) {
 
 struct Offer {
     service: Arc<Service>,
-    connections: Capacity,
+    connections: GuestCapacity,
 }
 
 /// A call with what belongs to the configuration that allowed it: what is offered may be something else by the time it is put through.
 pub(crate) struct TakenCall {
     pub(crate) call: ServiceCall,
     /// The service, if it is one, and room for one more connection to it, or why there is none.
-    pub(crate) service: Option<(Arc<Service>, Result<Room, Reason>)>,
+    pub(crate) service: Option<(Arc<Service>, Result<GuestRoom, Reason>)>,
     pub(crate) in_force: InForce,
     /// What was announced of it.
     pub(crate) expected: Option<AnnouncedCall>,
@@ -168,7 +169,7 @@ impl Shared {
             stop: watch::Sender::new(false),
             program_grace,
             programs: watch::Sender::new(0),
-            directory_by_vm: Counters::default(),
+            directory: GuestCapacity::default(),
             directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
             own: OwnListeners::default(),
             dials: Arc::new(Semaphore::new(MAX_DIALS)),
@@ -241,8 +242,9 @@ impl Shared {
                 return None;
             }
         };
+        let is_privileged = expected.is_some() || is_privileged(call.source_port);
         let service = match call.called {
-            Called::Service(id) => self.service(id, &call.vm),
+            Called::Service(id) => self.service(id, &vm, is_privileged),
             _ => None,
         };
         let of_service = |expected: &AnnouncedCall| {
@@ -258,17 +260,26 @@ impl Shared {
         })
     }
 
-    fn service(&self, id: ServiceId, vm: &Address) -> Option<(Arc<Service>, Result<Room, Reason>)> {
+    fn service(
+        &self,
+        id: ServiceId,
+        vm: &str,
+        is_privileged: bool,
+    ) -> Option<(Arc<Service>, Result<GuestRoom, Reason>)> {
         let offered = sys::lock(&self.services);
         let offer = offered.get(&id)?;
         let limit = offer.service.max_connections;
-        let room = offer
-            .connections
-            .take(&vm.full_name(), limit, (limit / 4).max(1));
+        let share = (limit / 4).max(1);
+        let room = offer.connections.take(vm, limit, share, is_privileged);
         let room = room.map_err(|none| match none {
             NoRoom::Full => Reason::ServiceLimit,
             NoRoom::Share => Reason::ServiceShare,
         });
         Some((offer.service.clone(), room))
     }
+}
+
+/// Whether the guest's kernel lets privileged programs alone call from this port. On a line that does not keep ports, it is 0.
+pub(crate) fn is_privileged(source_port: u32) -> bool {
+    (1..FIRST_UNPRIVILEGED_PORT).contains(&source_port)
 }

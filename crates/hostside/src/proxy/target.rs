@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use vsock::Reason;
 use wire::vsock::SocketType;
 
-use super::counter::Room;
+use super::counter::GuestRoom;
 use super::egress::AnnouncedCall;
 use super::identity::{About, Identity, Transport};
 use super::resolver::LookupError;
@@ -37,7 +37,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, taken: TakenCall) {
         ..
     } = call;
     if called == Called::Directory {
-        return directory::answer(&shared, vm, socket_type, reply);
+        return directory::answer(&shared, vm, source_port, socket_type, reply);
     }
     let Some((service, room)) = service else {
         // It is the switchboard's own, or has been taken away.
@@ -87,7 +87,7 @@ struct Call {
     service: Arc<Service>,
     identity: Identity,
     socket_type: SocketType,
-    room: Room,
+    room: GuestRoom,
     /// What was in force when it was judged.
     in_force: InForce,
     expected: Option<AnnouncedCall>,

@@ -128,6 +128,31 @@ fn is_ordinary(egress: &Egress) -> bool {
     read_some(&guest, 2) == [5, 0]
 }
 
+/// Ordinary programs of the guest keep no privileged one, and so no call of a run of root's, from the service.
+#[test]
+fn ordinary_programs_leave_room_for_announced_calls() {
+    let egress = egress(vec![allow(to_name("a.example"))]);
+    let begin = |port| {
+        egress
+            .stand
+            .begin_from(port, egress.id)
+            .recv_timeout(PATIENCE)
+    };
+    let held: Vec<_> = (2000..2019).map(begin).collect();
+    assert!(held.iter().flatten().all(Result::is_ok));
+    let refused = begin(2019).expect("an answer");
+    assert_eq!(refused.err(), Some(Reason::ServiceShare));
+    let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, "a.example:1");
+    assert_eq!(code, 0);
+    let called = egress.stand.begin_from(CALLER, egress.id);
+    // It is let in, and no such name is known.
+    assert_ne!(
+        called.recv_timeout(PATIENCE).expect("an answer").err(),
+        Some(Reason::ServiceShare)
+    );
+    assert_ne!(read_some(&announcer, 10)[1], 1);
+}
+
 /// A port is another program's as soon as its call is refused, and that program goes where it says.
 #[test]
 fn an_announced_call_that_is_refused_leads_no_later_one() {
@@ -135,7 +160,14 @@ fn an_announced_call_that_is_refused_leads_no_later_one() {
     let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, "a.example:1");
     assert_eq!(code, 0);
     // The VM has all connections that it may have of the service: a quarter of 100.
-    let held: Vec<_> = (1..25).map(|_| egress.connect()).collect();
+    let privileged = |port| {
+        egress
+            .stand
+            .begin_from(port, egress.id)
+            .recv_timeout(PATIENCE)
+    };
+    let held: Vec<_> = (1..25).map(privileged).collect();
+    assert!(held.iter().flatten().all(Result::is_ok));
     let called = egress.stand.begin_from(CALLER, egress.id);
     let refused = called.recv_timeout(PATIENCE).unwrap();
     assert_eq!(refused.unwrap_err(), Reason::ServiceShare);

@@ -407,6 +407,33 @@ fn one_sender_with_many_ports_keeps_no_other_sender_out() {
     assert!(!stand.exchange.has_call());
 }
 
+/// A datagram is no connection: none that is sent later reaches the guest that was named before.
+#[test]
+fn datagrams_go_where_the_port_leads_now() {
+    let stand = Stand::new();
+    let server = udp_publish(&stand);
+    let client = udp_client(server);
+    client.send(b"before").expect("sent");
+    let call = stand.exchange.next_call();
+    assert_eq!(call.vm, "red/web");
+    let guest: OwnedMessages = blocking(call.socket);
+    let mut buffer = [0; 64];
+    let (len, _) = rustix::net::recv(&guest.0, &mut buffer, RecvFlags::empty()).expect("received");
+    assert_eq!(&buffer[..len], b"before");
+    let mut other = publish(PublishListen::Udp(server.to_string()));
+    other.to.vm = "other".to_owned();
+    set(&stand, vec![other]);
+    // Its circuit ends.
+    let (len, _) = rustix::net::recv(&guest.0, &mut buffer, RecvFlags::empty()).expect("an end");
+    assert_eq!(len, 0);
+    client.send(b"after").expect("sent");
+    let call = stand.exchange.next_call();
+    assert_eq!(call.vm, "red/other");
+    let guest: OwnedMessages = blocking(call.socket);
+    let (len, _) = rustix::net::recv(&guest.0, &mut buffer, RecvFlags::empty()).expect("received");
+    assert_eq!(&buffer[..len], b"after");
+}
+
 /// Guests that read nothing: what waits for one sender leaves room for what another sends.
 #[test]
 fn one_sender_with_many_bytes_keeps_no_other_sender_out() {

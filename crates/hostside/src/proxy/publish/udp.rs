@@ -60,7 +60,7 @@ struct Datagram {
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     socket: std::net::UdpSocket,
-    publish: watch::Receiver<Arc<Standing>>,
+    mut publish: watch::Receiver<Arc<Standing>>,
 ) -> io::Result<()> {
     let socket = Arc::new(UdpSocket::from_std(socket)?);
     let prefers_stream = Arc::new(AtomicBool::new(false));
@@ -71,6 +71,16 @@ pub(crate) async fn serve(
     let mut buffer = vec![0; MAX_DATAGRAM_LEN];
     loop {
         let (len, peer) = tokio::select! {
+            biased;
+            // What comes from now on is for the guest that is named now: of datagrams none belongs to the one before.
+            changed = publish.changed() => match changed {
+                Ok(()) => {
+                    tasks.abort_all();
+                    sessions = Sessions::default();
+                    continue;
+                }
+                Err(_) => return Ok(()),
+            },
             received = socket.recv_from(&mut buffer) => match received {
                 Ok(received) => received,
                 // That an answer did not arrive is told to whoever receives next, and concerns nobody else.
