@@ -8,7 +8,7 @@ use std::time::Duration;
 use policy::{LineId, Time};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use vsock::{CircuitId, Reason};
+use vsock::{CircuitId, Outsider, Reason};
 use wire::connect::{self, MAX_REQUEST_LEN, Request};
 use wire::vsock::SocketType;
 
@@ -27,6 +27,10 @@ pub(crate) enum Who {
     Published {
         /// The published port's name.
         name: Arc<str>,
+        /// Where the caller is, if it has an address.
+        peer: Option<String>,
+        /// Whom the call is laid to.
+        outsider: Outsider,
         /// Whether the daemon calls the guest's agent for the caller.
         to_agent: bool,
         /// What gets the outcome of the call.

@@ -9,6 +9,7 @@ use policy::{LineId, Time};
 
 use crate::circuit::Circuit;
 use crate::end::{End, Party};
+use crate::event::Outsider;
 use crate::share::Origin;
 use crate::switch::{Actions, Cut, EndKey};
 use crate::{CircuitId, Reason, Side, Switch};
@@ -64,7 +65,7 @@ impl Switch {
             let circuit = &mut self.circuits[index];
             circuit.call.forget(id);
             if circuit.origin == Some(Origin::Vm(id)) {
-                circuit.origin = Some(Origin::Outside);
+                circuit.origin = Some(Origin::Outside(Outsider::default()));
             }
             for end in &mut circuit.ends {
                 if end.owner() == Some(id) {
@@ -74,7 +75,7 @@ impl Switch {
         }
         self.lines.remove(id.0 as usize);
         for (_, line) in &mut self.lines {
-            line.shares.by_vm.remove(&id);
+            line.shares.forget(id);
         }
     }
 

@@ -1,6 +1,7 @@
 //! Events of the switch, and its actions.
 
 use policy::{LineId, RuleId, ServiceId};
+use serde::{Deserialize, Serialize};
 use wire::vsock::{Header, SocketType};
 
 use crate::{CircuitId, ProgramId, Reason, Side};
@@ -145,10 +146,14 @@ pub enum HostCaller {
     /// A program of the host, by what [`Switch::program`](crate::Switch::program) said.
     Program(ProgramId),
     /// A caller at a published port.
-    Published,
+    Published(Outsider),
     /// The daemon itself: the guest's agent is to connect a caller of a published port.
-    ForPublished,
+    ForPublished(Outsider),
 }
+
+/// Whom a call by a published port is laid to, as a number that the host chooses: an address, a network or a user. 0 stands for those of whom nothing is known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Outsider(pub u128);
 
 /// What has become of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use policy::{LineId, Time};
 use crate::call::Destination;
 use crate::circuit::{Circuit, Deadline, DeadlineKind};
 use crate::end::Party;
-use crate::event::Action;
+use crate::event::{Action, Outsider};
 use crate::share::Origin;
 use crate::switch::{Actions, EndKey};
 use crate::{CircuitId, Reason, Side, Switch};
@@ -152,7 +152,8 @@ impl Switch {
             }
         }
         if let Some(Origin::Vm(line)) = circuit.origin {
-            circuit.origin = Some(of_now(line).map_or(Origin::Outside, Origin::Vm));
+            circuit.origin =
+                Some(of_now(line).map_or(Origin::Outside(Outsider::default()), Origin::Vm));
         }
         circuit.opened_at = now;
         circuit.accounted = circuit.passed;

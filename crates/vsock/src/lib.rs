@@ -71,7 +71,8 @@ pub use circuit::{CircuitReport, CircuitState, EndReport, EndedCircuit};
 pub use config::Limits;
 pub use counters::Counters;
 pub use event::{
-    Action, CalleeId, CallerId, Decided, Direction, Event, HostCall, HostCaller, Sent, Transmit,
+    Action, CalleeId, CallerId, Decided, Direction, Event, HostCall, HostCaller, Outsider, Sent,
+    Transmit,
 };
 pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};

@@ -382,7 +382,7 @@ impl Switch {
 
     fn host_callers(&self, host: HostCaller) -> &RuleSet {
         match host {
-            HostCaller::Published | HostCaller::ForPublished => &self.published_callers,
+            HostCaller::Published(_) | HostCaller::ForPublished(_) => &self.published_callers,
             HostCaller::Program(id) => self
                 .programs
                 .known

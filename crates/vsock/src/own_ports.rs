@@ -20,7 +20,7 @@ pub(crate) fn check(
         return Ok(());
     }
     let is_a_vms = matches!(reached.0, Destination::Line(_)) && is_own_port(reached.1);
-    match is_a_vms || host == Some(HostCaller::ForPublished) {
+    match is_a_vms || matches!(host, Some(HostCaller::ForPublished(_))) {
         true => Err(Reason::OwnPort),
         false => Ok(()),
     }
@@ -34,7 +34,7 @@ pub(crate) fn is_direct(
 ) -> bool {
     let is_host = matches!(
         host,
-        Some(HostCaller::Program(_) | HostCaller::ForPublished)
+        Some(HostCaller::Program(_) | HostCaller::ForPublished(_))
     );
     is_host && reached == dialled
 }

@@ -69,7 +69,7 @@ impl Programs {
     fn of(&mut self, host: Option<HostCaller>) -> Option<&mut Program> {
         match host? {
             HostCaller::Program(id) => self.known.get_mut(id.0 as usize),
-            HostCaller::Published | HostCaller::ForPublished => None,
+            HostCaller::Published(_) | HostCaller::ForPublished(_) => None,
         }
     }
 }

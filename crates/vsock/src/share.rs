@@ -1,6 +1,6 @@
 //! What others hold of a called VM's limits.
 //!
-//! A circuit counts against the VM that is called, too. So each other VM has a part of these limits at most, and all that is not called by
+//! A circuit counts against the VM that is called, too. So each other VM, and each caller of published ports, has a part of these limits at most, and all that is not called by
 //! the VM itself or by programs of its host leaves a part free: no caller can use them up for the rest.
 
 use std::collections::HashMap;
@@ -8,22 +8,22 @@ use std::collections::HashMap;
 use policy::LineId;
 use serde::{Deserialize, Serialize};
 
-use crate::event::HostCaller;
+use crate::event::{HostCaller, Outsider};
 use crate::{Limits, Reason};
 
-/// One VM may hold this part of a called VM's limit, and all others together leave as much free.
+/// One VM, or one caller of published ports, may hold this part of a called VM's limit, and all others together leave as much free.
 const PART: u64 = 4;
 
 /// Packets that a call pays for its callee: the answer, and the confirmation of the end.
 pub(crate) const PREPAID: u32 = 2;
 
 /// Where a call comes from that neither the callee nor a program of the host made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Origin {
     /// Another VM.
     Vm(LineId),
-    /// A published port, or a VM that has been removed since.
-    Outside,
+    /// A published port, or, as one of whom nothing is known, a VM that has been removed since.
+    Outside(Outsider),
 }
 
 impl Origin {
@@ -31,9 +31,10 @@ impl Origin {
     pub(crate) fn of(host: Option<HostCaller>, caller: Option<LineId>) -> Option<Origin> {
         match (host, caller) {
             (Some(HostCaller::Program(_)), _) => None,
-            (Some(HostCaller::Published | HostCaller::ForPublished), _) | (None, None) => {
-                Some(Origin::Outside)
+            (Some(HostCaller::Published(outsider) | HostCaller::ForPublished(outsider)), _) => {
+                Some(Origin::Outside(outsider))
             }
+            (None, None) => Some(Origin::Outside(Outsider::default())),
             (None, Some(line)) => Some(Origin::Vm(line)),
         }
     }
@@ -49,6 +50,12 @@ pub(crate) struct Places {
 }
 
 impl Places {
+    fn add(&mut self, other: Places) {
+        self.circuits += other.circuits;
+        self.half_open += other.half_open;
+        self.granted_bytes += other.granted_bytes;
+    }
+
     fn open(&mut self) {
         self.circuits += 1;
         self.half_open += 1;
@@ -66,12 +73,12 @@ impl Places {
 /// What others hold of one VM's limits.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    pub(crate) by_vm: HashMap<LineId, Places>,
+    pub(crate) by_origin: HashMap<Origin, Places>,
     /// Of all others together.
     pub(crate) all: Places,
 }
 
-/// What one VM may hold of such a limit. With less than a part for each, one.
+/// What one VM, or one caller of published ports, may hold of such a limit. With less than a part for each, one.
 fn of_one(limit: u64) -> u64 {
     (limit / PART).max(1).min(limit)
 }
@@ -111,17 +118,12 @@ impl Shares {
     }
 
     fn own(&self, origin: Origin) -> Places {
-        match origin {
-            Origin::Vm(line) => self.by_vm.get(&line).copied().unwrap_or_default(),
-            Origin::Outside => Places::default(),
-        }
+        self.by_origin.get(&origin).copied().unwrap_or_default()
     }
 
     pub(crate) fn reserve(&mut self, origin: Origin, bytes: u32) {
         self.all.granted_bytes += u64::from(bytes);
-        if let Origin::Vm(line) = origin {
-            self.by_vm.entry(line).or_default().granted_bytes += u64::from(bytes);
-        }
+        self.by_origin.entry(origin).or_default().granted_bytes += u64::from(bytes);
     }
 
     pub(crate) fn release(&mut self, origin: Origin, bytes: u32) {
@@ -129,32 +131,33 @@ impl Shares {
             places.granted_bytes = places.granted_bytes.saturating_sub(u64::from(bytes));
         };
         less(&mut self.all);
-        if let Origin::Vm(line) = origin {
-            self.by_vm.get_mut(&line).map(less);
+        self.by_origin.get_mut(&origin).map(less);
+    }
+
+    /// Has what a VM holds that is removed be of those of whom nothing is known, until its circuits end.
+    pub(crate) fn forget(&mut self, vm: LineId) {
+        if let Some(places) = self.by_origin.remove(&Origin::Vm(vm)) {
+            let unknown = Origin::Outside(Outsider::default());
+            self.by_origin.entry(unknown).or_default().add(places);
         }
     }
 
     pub(crate) fn open(&mut self, origin: Origin) {
         self.all.open();
-        if let Origin::Vm(line) = origin {
-            self.by_vm.entry(line).or_default().open();
-        }
+        self.by_origin.entry(origin).or_default().open();
     }
 
     pub(crate) fn answer(&mut self, origin: Origin) {
         self.all.answer();
-        if let Origin::Vm(line) = origin {
-            self.by_vm.entry(line).or_default().answer();
-        }
+        self.by_origin.entry(origin).or_default().answer();
     }
 
     pub(crate) fn close(&mut self, origin: Origin) {
         self.all.close();
-        let Origin::Vm(line) = origin else { return };
-        let places = self.by_vm.entry(line).or_default();
+        let places = self.by_origin.entry(origin).or_default();
         places.close();
         if places.circuits == 0 {
-            self.by_vm.remove(&line);
+            self.by_origin.remove(&origin);
         }
     }
 }

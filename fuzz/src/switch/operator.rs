@@ -8,7 +8,8 @@ use policy::{
     Rule, RuleId, RuleLimits, ServiceEntry, ServiceId, Verdict, VmPattern,
 };
 use vsock::{
-    Action, CalleeId, CallerId, CircuitId, CircuitReport, CircuitState, Decided, HostCaller, Reason,
+    Action, CalleeId, CallerId, CircuitId, CircuitReport, CircuitState, Decided, HostCaller,
+    Outsider, Reason,
 };
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
@@ -74,7 +75,7 @@ impl Operator {
             told: Vec::new(),
             calls: BTreeMap::new(),
             user: None,
-            host_caller: HostCaller::Published,
+            host_caller: HostCaller::Published(Outsider::default()),
             dials: 0,
             decided: 0,
         }

@@ -102,8 +102,8 @@ impl Fabric {
         let program = match who? {
             Who::Program(credentials) => credentials,
             Who::Represented(program) => &program.credentials,
-            Who::Published { name, .. } => {
-                let (published, peer) = (name.to_string(), None);
+            Who::Published { name, peer, .. } => {
+                let (published, peer) = (name.to_string(), peer.clone());
                 return Some(DecisionCaller::Published { published, peer });
             }
             Who::Vmm | Who::Channel { .. } => return None,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use policy::LineId;
 use rustix::net::{SocketFlags, accept_with};
 use sys::peer::Peer;
-use vsock::{CircuitId, Event, HostCaller, Reason};
+use vsock::{CircuitId, Event, HostCaller, Outsider, Reason};
 use wire::connect;
 use wire::vsock::SocketType;
 
@@ -36,6 +36,10 @@ pub(super) const CALLER_PATIENCE: Duration = Duration::from_secs(10);
 pub struct PublishedCall {
     /// The published port's name.
     pub name: Arc<str>,
+    /// The address that the caller came from, if it has one, for the audit.
+    pub peer: Option<String>,
+    /// Whom the call is laid to.
+    pub outsider: Outsider,
     /// Whom it leads to, by the full name.
     pub vm: String,
     /// What is called there.
@@ -263,9 +267,11 @@ impl Fabric {
         let groups = std::mem::take(&mut caller.groups);
         let program = match caller.who {
             Who::Published {
-                to_agent: false, ..
-            } => Some(HostCaller::Published),
-            Who::Published { to_agent: true, .. } => Some(HostCaller::ForPublished),
+                to_agent, outsider, ..
+            } => Some(match to_agent {
+                false => HostCaller::Published(outsider),
+                true => HostCaller::ForPublished(outsider),
+            }),
             Who::Vmm | Who::Channel { .. } => {
                 return self.tell(Event::HybridDial {
                     line,
@@ -322,6 +328,8 @@ impl Fabric {
             line,
             who: Who::Published {
                 name: call.name,
+                peer: call.peer,
+                outsider: call.outsider,
                 to_agent: call.to == PublishedTo::Agent,
                 answer: answer.clone(),
             },

@@ -388,6 +388,8 @@ fn published(
     rustix::io::ioctl_fionbio(&socket, true).unwrap();
     PublishedCall {
         name: "web".into(),
+        peer: None,
+        outsider: vsock::Outsider::default(),
         vm: vm.to_owned(),
         to,
         answer,

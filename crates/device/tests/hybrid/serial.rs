@@ -231,6 +231,8 @@ fn a_call_that_cannot_be_watched_is_cut_and_does_not_look_ended() {
     let cut = Cut::default();
     let call = PublishedCall {
         name: "web".into(),
+        peer: None,
+        outsider: vsock::Outsider::default(),
         vm: "old".to_owned(),
         to: PublishedTo::Port(80),
         answer: CallAnswer::new(|_| ()),

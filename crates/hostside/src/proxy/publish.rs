@@ -32,6 +32,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use wire::vsock::SocketType;
 
+use self::caller::Caller;
 use self::listen::{listen, set_mode};
 use super::counter::{Capacity, NoRoom};
 use super::exchange::{DialPlace, MAX_DIALS_OF_PORT};
@@ -355,9 +356,10 @@ impl Port {
         stream: TcpStream,
         ends: Option<(SocketAddr, SocketAddr)>,
     ) {
+        let caller = Caller::at(ends.map(|(peer, _)| peer));
         if let Some(port) = direct(&publish) {
             if let Ok(stream) = stream.into_std() {
-                self.dial(&publish, port, stream.into()).await;
+                self.dial(&publish, port, caller, stream.into()).await;
             }
             return;
         }
@@ -365,12 +367,7 @@ impl Port {
             true => published_header(&publish.name, ends, None, Transport::Stream),
             false => Vec::new(),
         };
-        let peer = ends.map(|(peer, _)| peer);
-        let before = Before {
-            header,
-            caller: caller::at_address(peer),
-            peer: peer.map(|peer| peer.to_string()),
-        };
+        let before = Before { header, caller };
         self.carry(publish, stream, before);
     }
 
@@ -385,28 +382,25 @@ impl Port {
     }
 
     async fn take_unix(&self, publish: Arc<Standing>, stream: UnixStream) {
+        let user = stream.peer_cred().ok().map(|peer| peer.uid());
+        let caller = Caller::of_user(user);
         if let Some(port) = direct(&publish) {
             if let Ok(stream) = stream.into_std() {
-                self.dial(&publish, port, stream.into()).await;
+                self.dial(&publish, port, caller, stream.into()).await;
             }
             return;
         }
-        let user = stream.peer_cred().ok().map(|peer| peer.uid());
         let header = match publish.proxy_protocol {
             true => published_header(&publish.name, None, user, Transport::Stream),
             false => Vec::new(),
         };
-        let before = Before {
-            header,
-            caller: caller::of_user(user),
-            peer: None,
-        };
+        let before = Before { header, caller };
         self.carry(publish, stream, before);
     }
 
     /// Has the data plane carry it. Until it has a place, the next callers stay in the backlog.
-    async fn dial(&self, publish: &Arc<Standing>, port: u32, socket: OwnedFd) {
-        let outgoing = Outgoing::to_port(publish, port, socket, None);
+    async fn dial(&self, publish: &Arc<Standing>, port: u32, caller: Caller, socket: OwnedFd) {
+        let outgoing = Outgoing::to_port(publish, port, caller, socket, None);
         dial_guest(&self.shared, publish, outgoing).await;
     }
 
@@ -421,7 +415,7 @@ impl Port {
         for<'a> S::Writer<'a>: Send,
     {
         client.begin();
-        let caller = &before.caller;
+        let caller = &before.caller.holder();
         let (limit, room) = match publish.to.port {
             GuestPort::Vsock(_) => {
                 let share = MAX_CARRIED / CALLER_SHARE;
@@ -441,7 +435,7 @@ impl Port {
         tokio::spawn(async move {
             match publish.to.port.clone() {
                 GuestPort::Vsock(port) => {
-                    carry_to_port(&shared, &publish, port, &mut client, &before.header).await;
+                    carry_to_port(&shared, &publish, port, &mut client, &before).await;
                 }
                 GuestPort::Agent(place) => {
                     agent::carry(&shared, &publish, &place, &mut client, before).await;
@@ -456,10 +450,7 @@ impl Port {
 struct Before {
     /// What the guest is told first.
     header: Vec<u8>,
-    /// The address that it came from, if it has one.
-    peer: Option<String>,
-    /// Whose connection it is, as [`Capacity`] counts them.
-    caller: String,
+    caller: Caller,
 }
 
 /// The vsock port, where the data plane can carry the bytes itself.
@@ -475,13 +466,13 @@ async fn carry_to_port(
     publish: &Arc<Standing>,
     port: u32,
     client: &mut impl Socket,
-    header: &[u8],
+    before: &Before,
 ) {
     let Ok((mut guest, theirs, cut)) = CircuitEnd::pair() else {
         return;
     };
-    if guest.stream.write_all(header).await.is_ok() {
-        let outgoing = Outgoing::to_port(publish, port, theirs, Some(cut));
+    if guest.stream.write_all(&before.header).await.is_ok() {
+        let outgoing = Outgoing::to_port(publish, port, before.caller, theirs, Some(cut));
         dial_guest(shared, publish, outgoing).await;
         relay(client, &mut guest, &Share::default()).await;
     }
@@ -514,6 +505,7 @@ fn log_no_room(publish: &Publish, none: NoRoom, limit: u32, caller: &str) {
 /// A call of a guest for a caller; see [`PublishedCall`].
 struct Outgoing {
     to: PublishedTo,
+    caller: Caller,
     answer: CallAnswer,
     socket: OwnedFd,
     socket_type: SocketType,
@@ -524,7 +516,13 @@ struct Outgoing {
 
 impl Outgoing {
     /// A stream to a port, of which it is written down why it is refused.
-    fn to_port(publish: &Arc<Standing>, port: u32, socket: OwnedFd, cut: Option<Cut>) -> Outgoing {
+    fn to_port(
+        publish: &Arc<Standing>,
+        port: u32,
+        caller: Caller,
+        socket: OwnedFd,
+        cut: Option<Cut>,
+    ) -> Outgoing {
         let publish = Arc::clone(publish);
         let answer = CallAnswer::new(move |result| {
             if let Err(reason) = result {
@@ -533,6 +531,7 @@ impl Outgoing {
         });
         Outgoing {
             to: PublishedTo::Port(port),
+            caller,
             answer,
             socket,
             socket_type: SocketType::Stream,
@@ -550,6 +549,8 @@ async fn dial_guest(shared: &Shared, publish: &Standing, outgoing: Outgoing) {
         count(&shared.counts.published);
         let call = PublishedCall {
             name: publish.name.as_str().into(),
+            peer: outgoing.caller.peer(),
+            outsider: outgoing.caller.outsider(),
             vm: publish.to.full_name(),
             to: outgoing.to,
             answer: outgoing.answer,

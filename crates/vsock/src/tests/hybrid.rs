@@ -13,7 +13,7 @@ use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use crate::{
     Action, CalleeId, CallerId, CircuitId, CircuitState, Decided, Event, HostCall, HostCaller,
-    Limits, MAX_OFFERED_PORTS, Reason, Side, Switch, Transmit,
+    Limits, MAX_OFFERED_PORTS, Outsider, Reason, Side, Switch, Transmit,
 };
 
 /// A hybrid VM `fc` with CID 3, and a VM `web` with CID 4 and rings that run.
@@ -286,7 +286,7 @@ fn messages_do_not_reach_a_hybrid_vm() {
         line,
         port: 22,
         socket_type: SocketType::SeqPacket,
-        caller: HostCaller::Published,
+        caller: HostCaller::Published(Outsider::default()),
         token: 5,
     });
     assert_refused(&actions, Reason::Unsupported);
@@ -519,7 +519,7 @@ fn whoever_comes_in_by_a_published_port_reaches_a_hybrid_vm() {
             line,
             port: 80,
             socket_type: SocketType::Stream,
-            caller: HostCaller::Published,
+            caller: HostCaller::Published(Outsider::default()),
             token: 5,
         })
     };

@@ -6,7 +6,7 @@ use policy::LineId;
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use super::model::{Answer, Call, World, reads, sends, sleeps};
-use crate::{Limits, Reason};
+use crate::{HostCaller, Limits, Outsider, Reason};
 
 fn world(limits: Limits) -> (World, Vec<LineId>) {
     let (mut world, lines) = World::of(2, limits);
@@ -68,7 +68,8 @@ fn a_line_has_so_many_unanswered_dials_and_no_more() {
     let (mut world, lines) = world(limits);
     world.guest(lines[1]).paused = true;
     world.connect_to(lines[0], 4, 80, sleeps());
-    for _ in 0..2 {
+    for outsider in 1..3 {
+        world.host_caller = HostCaller::Published(Outsider(outsider));
         world.connect(lines[0], 81, sleeps());
         world.dial(lines[1], 80, SocketType::Stream, sleeps());
     }

@@ -122,7 +122,7 @@ fn the_guest_offers_no_messages() {
         line,
         port: 80,
         socket_type: SocketType::SeqPacket,
-        caller: crate::HostCaller::Published,
+        caller: crate::HostCaller::Published(crate::Outsider::default()),
         token: 9,
     };
     switch.handle(Duration::ZERO, dial, &mut actions);

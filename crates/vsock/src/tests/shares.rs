@@ -4,7 +4,7 @@ use policy::LineId;
 use wire::vsock::{HOST_CID, Operation, SocketType};
 
 use super::model::{Call, Socket, World, sleeps};
-use crate::{Limits, Reason, Side};
+use crate::{HostCaller, Limits, Outsider, Reason, Side};
 
 /// The first is called.
 fn world(guests: usize, limits: Limits) -> (World, Vec<LineId>) {
@@ -64,6 +64,27 @@ fn one_caller_has_a_quarter_of_the_circuits_and_all_of_them_three() {
     world.finish();
 }
 
+/// By published ports one address has no more than one VM.
+#[test]
+fn one_caller_from_outside_leaves_circuits_to_others() {
+    let limits = Limits {
+        circuits: 16,
+        ..Limits::default()
+    };
+    let (mut world, lines) = world(1, limits);
+    for outsider in [1, 2, 3] {
+        world.host_caller = HostCaller::Published(Outsider(outsider));
+        for _ in 0..4 {
+            assert_eq!(host_calls(&mut world, lines[0]), Call::Open);
+        }
+        let share = Call::Rejected(Reason::CircuitShare);
+        assert_eq!(host_calls(&mut world, lines[0]), share);
+    }
+    world.call_as(0, &[]);
+    assert_eq!(host_calls(&mut world, lines[0]), Call::Open);
+    world.finish();
+}
+
 #[test]
 fn one_caller_has_a_quarter_of_the_unanswered_dials_and_all_of_them_three() {
     let limits = Limits {
@@ -102,7 +123,7 @@ fn a_share_is_free_again_when_its_circuits_end_or_its_vm_is_removed() {
     let (mut world, lines) = world(2, limits);
     calls(&mut world, lines[1], 3);
     assert_eq!(world.reasons(), [Reason::CircuitShare]);
-    let shares = |world: &World| world.switch.lines[0].shares.by_vm.len();
+    let shares = |world: &World| world.switch.lines[0].shares.by_origin.len();
     assert_eq!(shares(&world), 1);
     world.line_down(lines[1]);
     world.settle();

@@ -101,6 +101,8 @@ fn call(fabric: &mut Fabric, vm: &str, port: u32) {
     socket.set_nonblocking(true).unwrap();
     let call = PublishedCall {
         name: "door".into(),
+        peer: None,
+        outsider: vsock::Outsider::default(),
         vm: vm.to_owned(),
         to: PublishedTo::Port(port),
         answer: CallAnswer::new(|_| ()),

@@ -34,6 +34,8 @@ fn a_published_port_needs_no_place_of_the_host_socket() {
     socket.set_nonblocking(true).unwrap();
     let call = PublishedCall {
         name: "door".into(),
+        peer: None,
+        outsider: vsock::Outsider::default(),
         vm: "web".to_owned(),
         to: PublishedTo::Port(80),
         answer: CallAnswer::new(move |outcome| sender.send(outcome).unwrap()),

@@ -20,6 +20,7 @@ use wire::agent::{
 };
 use wire::vsock::SocketType;
 
+use super::caller::Caller;
 use super::{Before, Outgoing, Standing, dial_guest, log_refusal};
 use crate::audit::{AuditDecision, AuditRecord};
 use crate::forwarded::{FrameReader, FrameWriter};
@@ -60,13 +61,13 @@ pub(super) async fn carry(
     client: &mut impl Socket,
     before: Before,
 ) {
-    let mut connected = connect(shared, publish, place).await;
+    let mut connected = connect(shared, publish, place, before.caller).await;
     for pause in Secret::pauses() {
         if !matches!(connected, Err(Refusal::WrongProof(_))) {
             break;
         }
         tokio::time::sleep(pause).await;
-        connected = connect(shared, publish, place).await;
+        connected = connect(shared, publish, place, before.caller).await;
     }
     match connected {
         Ok(mut guest) => {
@@ -74,14 +75,19 @@ pub(super) async fn carry(
                 relay(client, &mut guest, &Share::default()).await;
             }
         }
-        Err(refusal) => report(shared, publish, before.peer, &refusal),
+        Err(refusal) => report(shared, publish, before.caller.peer(), &refusal),
     }
 }
 
-async fn connect(shared: &Shared, publish: &Standing, place: &Place) -> Result<Forwarded, Refusal> {
+async fn connect(
+    shared: &Shared,
+    publish: &Standing,
+    place: &Place,
+    caller: Caller,
+) -> Result<Forwarded, Refusal> {
     let pair = CircuitEnd::pair();
     let (guest, theirs, cut) = pair.map_err(|error| Refusal::Agent(error.to_string()))?;
-    call(shared, publish, theirs, cut).await?;
+    call(shared, publish, caller, theirs, cut).await?;
     Forwarded::connect(guest, place).await
 }
 
@@ -89,6 +95,7 @@ async fn connect(shared: &Shared, publish: &Standing, place: &Place) -> Result<F
 async fn call(
     shared: &Shared,
     publish: &Standing,
+    caller: Caller,
     socket: std::os::fd::OwnedFd,
     cut: Cut,
 ) -> Result<(), Refusal> {
@@ -99,6 +106,7 @@ async fn call(
     });
     let outgoing = Outgoing {
         to: PublishedTo::Agent,
+        caller,
         answer,
         socket,
         socket_type: SocketType::Stream,

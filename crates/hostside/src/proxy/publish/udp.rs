@@ -22,7 +22,7 @@ use vsock::Reason;
 use wire::vsock::SocketType;
 
 use self::sessions::Sessions;
-use super::caller::network_of;
+use super::caller::{Caller, network_of};
 use super::{Outgoing, Standing, dial_guest, log_refusal};
 use crate::proxy::counter::{Capacity, Room};
 use crate::proxy::datagram::{self, FromGuest, MAX_DATAGRAM_LEN, ToGuest};
@@ -197,6 +197,7 @@ impl Session {
         });
         let outgoing = Outgoing {
             to: PublishedTo::Port(self.publish.to.port.called()),
+            caller: Caller::Address(self.peer),
             answer,
             socket: theirs,
             socket_type,

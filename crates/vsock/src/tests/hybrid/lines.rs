@@ -112,7 +112,7 @@ fn a_serial_line_comes_and_goes_and_its_guest_reaches_listeners() {
         line,
         port: 22,
         socket_type: SocketType::Stream,
-        caller: HostCaller::Published,
+        caller: HostCaller::Published(Outsider::default()),
         token: 1,
     };
     let refused = |actions: &[Action]| {

@@ -1,14 +1,14 @@
 //! The switch's tables against each other and against what the device keeps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use policy::LineId;
 
 use super::world::World;
 use crate::ProgramId;
-use crate::event::HostCaller;
+use crate::event::{HostCaller, Outsider};
 use crate::line::Line;
-use crate::share::Places;
+use crate::share::{Origin, Places};
 use crate::{Limits, Side};
 
 impl World {
@@ -79,7 +79,7 @@ impl World {
 
     /// What others hold of a VM's limits is what their circuits say, and leaves their parts to the rest.
     fn check_shares(&self, id: LineId, line: &Line) {
-        let mut by_vm = BTreeMap::<LineId, Places>::new();
+        let mut by_origin = HashMap::<Origin, Places>::new();
         let mut all = Places::default();
         for (_, circuit) in self.switch.circuits.iter() {
             let caller = circuit.end(Side::Caller);
@@ -87,24 +87,29 @@ impl World {
             if circuit.end(Side::Callee).owner() != Some(id) || of_host {
                 continue;
             }
-            let vm = caller
-                .owner()
-                .map(|caller| by_vm.entry(caller).or_default());
+            let origin = match (caller.owner(), circuit.call.host) {
+                (Some(vm), _) => Origin::Vm(vm),
+                (
+                    None,
+                    Some(HostCaller::Published(outsider) | HostCaller::ForPublished(outsider)),
+                ) => Origin::Outside(outsider),
+                (None, _) => Origin::Outside(Outsider::default()),
+            };
+            let own = by_origin.entry(origin).or_default();
             // What a hybrid VM sends is not reserved for.
             let granted = match circuit.end(Side::Callee).line() {
                 Some(_) => circuit.flows[Side::Callee.index()].grant(),
                 None => 0,
             };
-            for places in vm.into_iter().chain([&mut all]) {
+            for places in [own, &mut all] {
                 places.granted_bytes += u64::from(granted);
                 places.circuits += 1;
                 places.half_open += u32::from(!circuit.answered);
             }
         }
-        let counted: BTreeMap<_, _> = line.shares.by_vm.iter().map(|(k, v)| (*k, *v)).collect();
         assert_eq!(
-            (&counted, line.shares.all),
-            (&by_vm, all),
+            (&line.shares.by_origin, line.shares.all),
+            (&by_origin, all),
             "shares of {id:?}"
         );
         let Limits {
@@ -115,7 +120,9 @@ impl World {
             ..
         } = line.limits;
         let least = |places: &Places| u64::from(min_grant_bytes) * u64::from(places.circuits);
-        for places in by_vm.values() {
+        // What removed VMs held may come to any number.
+        by_origin.remove(&Origin::Outside(Outsider::default()));
+        for places in by_origin.values() {
             let most = (line_grant_bytes / 4).max(1) + least(places);
             assert!(places.granted_bytes <= most, "{places:?}");
             assert!(places.circuits <= (circuits / 4).max(1), "{places:?}");

@@ -12,8 +12,8 @@ use super::pace::Pace;
 use super::payload::{Chunk, ChunkQueue};
 use super::program::{Answer, Call, Program, SOCKET_BUFFER};
 use crate::{
-    Action, CircuitId, Decided, Direction, Event, HostCall, HostCaller, Limits, Reason, Side,
-    Switch,
+    Action, CircuitId, Decided, Direction, Event, HostCall, HostCaller, Limits, Outsider, Reason,
+    Side, Switch,
 };
 
 /// What has passed, for tables of results.
@@ -85,7 +85,7 @@ impl World {
             ended: 0,
             dials: 0,
             reloads: 0,
-            host_caller: HostCaller::Published,
+            host_caller: HostCaller::Published(Outsider(1)),
             tells_users_apart: false,
             service_names: Vec::new(),
             totals: Totals::default(),

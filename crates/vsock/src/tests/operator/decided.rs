@@ -6,7 +6,7 @@ use wire::vsock::{HOST_CID, Header, Operation};
 
 use super::*;
 use crate::tests::model::{Answer, reads};
-use crate::{CalleeId, CallerId, Decided, Event, HostCaller};
+use crate::{CalleeId, CallerId, Decided, Event, HostCaller, Outsider};
 
 fn guest(line: LineId, port: u32) -> Option<CalleeId> {
     Some(CalleeId::Guest { line, port })
@@ -330,7 +330,7 @@ fn users_of_the_host_are_told_apart() {
             results.push((result.is_ok(), last(&world).rule.unwrap().0));
         }
     }
-    world.host_caller = HostCaller::Published;
+    world.host_caller = HostCaller::Published(Outsider::default());
     assert_eq!(call_guest(&mut world, lines[0], 80), Err(Reason::Denied));
     let expected = [
         (true, 0),

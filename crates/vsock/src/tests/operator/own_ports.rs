@@ -3,7 +3,7 @@
 use wire::vsock::HOST_CID;
 
 use super::*;
-use crate::{CircuitId, HostCaller};
+use crate::{CircuitId, HostCaller, Outsider};
 
 const OWN: [u32; 3] = [1005, 1006, 1007];
 
@@ -64,7 +64,7 @@ fn no_redirection_leads_there() {
             assert_eq!(call(&mut world, lines[0], cid, dialled), refused);
         }
         for caller in [None, Some(1000)] {
-            world.host_caller = HostCaller::Published;
+            world.host_caller = HostCaller::Published(Outsider::default());
             if let Some(uid) = caller {
                 world.call_as(uid, &[uid]);
             }
@@ -81,7 +81,7 @@ fn no_redirection_leads_there() {
 fn a_program_of_the_host_reaches_them_directly_and_a_published_port_does_not() {
     let (mut world, lines) = open(Vec::new());
     for port in OWN {
-        world.host_caller = HostCaller::Published;
+        world.host_caller = HostCaller::Published(Outsider::default());
         assert_eq!(
             call_guest(&mut world, lines[1], port),
             Err(Reason::OwnPort),
@@ -91,7 +91,7 @@ fn a_program_of_the_host_reaches_them_directly_and_a_published_port_does_not() {
         assert!(call_guest(&mut world, lines[1], port).is_ok());
     }
     // The daemon calls its agents for published ports, and what such a call gets is what it called.
-    world.host_caller = HostCaller::ForPublished;
+    world.host_caller = HostCaller::ForPublished(Outsider::default());
     assert!(call_guest(&mut world, lines[1], 1007).is_ok());
     world.set_rules(vec![
         redirect("host", "box", "box", Some(80)).at(1007),
@@ -135,7 +135,7 @@ fn only_a_programs_call_of_what_it_got_is_direct() {
     };
     call(&mut world, lines[0], 4, 80).unwrap();
     assert!(!is_direct(&world), "a guest's");
-    world.host_caller = HostCaller::Published;
+    world.host_caller = HostCaller::Published(Outsider::default());
     call_guest(&mut world, lines[1], 80).unwrap();
     assert!(!is_direct(&world), "a published port's");
     world.call_as(1000, &[1000]);
