@@ -89,6 +89,8 @@ fn decisions(notes: CallNotes, refused: impl Fn(&str, u32) + Send + 'static) -> 
 /// A decision as the audit has it.
 fn record(decision: Decision<'_>) -> AuditRecord {
     let redirected_to = decision.reached;
+    let of_egress = [Err(Reason::EgressDenied), Err(Reason::EgressFailed)];
+    let by_egress = of_egress.contains(&decision.result);
     AuditRecord {
         decision: match decision.result {
             Ok(()) => AuditDecision::Allowed,
@@ -101,7 +103,7 @@ fn record(decision: Decision<'_>) -> AuditRecord {
         // The rule that lets a VM call egress has not decided about what it asks for: that is a record of its own.
         rule: decision
             .rule
-            .filter(|_| decision.result != Err(Reason::EgressDenied))
+            .filter(|_| !by_egress)
             .map(|(id, label)| AuditRule {
                 index: id.0,
                 label: label.to_owned(),
@@ -182,6 +184,11 @@ mod tests {
         assert_eq!(by_egress.decision, AuditDecision::Denied);
         assert_eq!(by_egress.rule, None);
         assert!(by_egress.reason.unwrap().contains("egress refused"));
+        let beyond = refused(Reason::EgressFailed);
+        assert_eq!((beyond.decision, beyond.rule), (AuditDecision::Failed, None));
+        let words = beyond.reason.unwrap();
+        assert!(words.contains("`ringdown why VM name:"), "{words}");
+        assert!(!words.contains("no listener"), "{words}");
         let by_rule = refused(Reason::Denied);
         assert_eq!(by_rule.rule.unwrap().label, "use-services");
         assert_eq!(by_rule.reason, None);

@@ -105,6 +105,8 @@ reasons! {
     Operator "ended_operator";
     #[error("the daemon ended in between, and the circuit could not go on with the next one")]
     DaemonEnded "ended_daemon_ended";
+    #[error("egress could not reach the destination that it was asked for: `ringdown why VM name:NAME PORT` says why")]
+    EgressFailed "ended_egress_failed";
 }
 
 impl From<RuleLimit> for Reason {

@@ -80,7 +80,7 @@ fn a_call_that_is_refused_is_reset_and_the_announcer_learns_why() {
         .answer("a.example", &[&[&closed.ip().to_string()]]);
     let port = closed.port();
     for (name, reason, code) in [
-        ("a.example", Reason::NoListener, 5),
+        ("a.example", Reason::EgressFailed, 5),
         ("b.example", Reason::EgressDenied, 2),
     ] {
         let to = format!("{name}:{port}");

@@ -93,12 +93,9 @@ impl EgressError {
 
     /// What the data plane hears of a call that is not put through.
     pub(crate) fn reason(&self) -> Reason {
-        match self {
-            EgressError::Refused { .. } => Reason::NoListener,
-            EgressError::Unreachable { .. } | EgressError::UnknownName => Reason::Unreachable,
-            EgressError::TimedOut { .. } | EgressError::LookupTimedOut => Reason::ServiceTimedOut,
-            error if error.is_denial() => Reason::EgressDenied,
-            _ => Reason::HostFailed,
+        match self.is_denial() {
+            true => Reason::EgressDenied,
+            false => Reason::EgressFailed,
         }
     }
 
