@@ -37,10 +37,13 @@ fn a_vmm_that_shares_no_memory_is_told_of_until_a_guest_runs() {
         let said = fault.as_str().unwrap_or_default();
         said.contains("the VMM shares no memory") && said.contains("share=on")
     });
-    assert_eq!(daemon.vm_status("web").unwrap()["state"], "waiting");
+    let status = daemon.vm_status("web").unwrap();
+    assert_eq!(status["state"], "waiting");
+    assert_eq!(status["cut_off"], true);
     assert!(daemon.vm_status("db").unwrap()["last_fault"].is_null());
     let _web = guest(&daemon, "web");
     wait_until("a guest that runs", || fault().is_null());
+    assert!(daemon.vm_status("web").unwrap()["cut_off"].is_null());
 }
 
 #[test]

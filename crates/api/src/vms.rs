@@ -293,6 +293,9 @@ pub struct VmStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 256)]
     pub last_fault: Option<String>,
+    /// Whether its last VMM was hung up on for that fault. It may run, and QEMU does not connect again by itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cut_off: bool,
     /// Whether a second VMM has connected to its socket, and waits until the first leaves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub another_waits: bool,

@@ -32,7 +32,7 @@ use crate::unix;
 pub use error::ClientError;
 use error::has_hung_up;
 pub(crate) use lines::Lines;
-pub use ready::{QUIET_WAIT, say_if_slow};
+pub use ready::say_if_slow;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);

@@ -6,7 +6,7 @@
 
 mod program;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -463,7 +463,7 @@ fn serve_guest(listener: &UnixListener) {
 
 #[test]
 fn check_tells_why_a_vmm_was_cut_off() {
-    let daemon = FakeDaemon::start(&["name=web", "name=db"], &[]);
+    let daemon = FakeDaemon::start(&["name=web", "name=db", "name=late"], &[]);
     let directory = daemon.runtime_dir();
     let found = |vm: &str| {
         let json = run_with(directory, &["check", "--json"]).out;
@@ -524,6 +524,24 @@ fn check_tells_why_a_vmm_was_cut_off() {
         "true",
     ]);
     assert_eq!(waited.err.matches(fault).count(), 2, "{}", waited.err);
+    // It is told again when something has changed, and the end comes as soon as nothing can change any more.
+    let mut command = ringdown(&["exec", "--wait", "5m", "--runtime-dir", &named, "late", "true"]);
+    let mut exec = program::Running(command.stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(exec.0.stderr.take().unwrap()).lines();
+    let mut next = || lines.next().unwrap().unwrap();
+    let first = next();
+    let begin = "waiting up to 298 s more for VM \"late\": no VMM is attached";
+    assert!(first.starts_with(begin), "{first}");
+    daemon.worker().set_state("late", true, false);
+    let second = next();
+    let words = "more for VM \"late\": a VMM is attached";
+    assert!(second.contains(words), "{second}");
+    daemon.worker().set_state("late", false, false);
+    daemon.worker().set_fault("late", fault);
+    let end = std::iter::repeat_with(next).find(|line| !line.starts_with("waiting"));
+    let end = end.unwrap();
+    let remedy = "start it with what `ringdown args late --vmm qemu` prints";
+    assert!(end.contains(fault) && end.contains(remedy), "{end}");
     // Another that was never there.
     let waiting = found("db");
     assert_eq!(waiting["severity"], "warning", "{waiting}");

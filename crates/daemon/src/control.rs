@@ -36,6 +36,9 @@ pub use hand_over::formats;
 /// How often a VM that is waited for is looked at for a fault.
 const FAULT_LOOK: Duration = Duration::from_secs(1);
 
+/// How long a VMM is waited for after one that was hung up on before the wait began: another may just be starting.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+
 /// What the workers know at the moment, by full names.
 struct Known {
     lines: HashMap<String, LineStatus>,
@@ -269,6 +272,7 @@ impl Control {
         // Subscribed before the first look, so that a change between look and wait is seen.
         let mut changes = self.readiness.subscribe();
         let mut look_at = begun;
+        let mut in_vain_from = begun + START_PATIENCE;
         loop {
             let full_name = known_vm(&self.in_force().book.plan, name)?.full_name();
             // The worker is asked now and then as long as there is no agent: many may wait.
@@ -279,11 +283,18 @@ impl Control {
                 if status.state == VmState::Ready {
                     return Ok(status);
                 }
-                if now >= deadline || never_gets_ready(&status) {
+                let is_in_vain = needs_new_vmm(&status);
+                if !is_in_vain {
+                    in_vain_from = begun;
+                }
+                if now >= deadline || is_in_vain && (status.attached || now >= in_vain_from) {
                     return Err(ControlError::NotReady {
                         name: name.to_owned(),
                         state: status.state,
-                        words: status.state_in_words(),
+                        words: match is_in_vain {
+                            true => format!("{}{}", status.state_in_words(), new_vmm(&full_name)),
+                            false => status.state_in_words(),
+                        },
                         waited: timeout.min(in_tenths(now - begun)),
                     });
                 }
@@ -321,6 +332,7 @@ impl Control {
             state,
             attached: line.is_some_and(|line| line.attached),
             last_fault: line.and_then(|line| line.last_fault.clone()),
+            cut_off: line.is_some_and(|line| line.cut_off),
             another_waits: line.is_some_and(|line| line.another_waits),
             configured: in_force.configured.contains(&full_name),
             vhost_user,
@@ -352,9 +364,16 @@ fn known_vm<'a>(plan: &'a Plan, name: &str) -> Result<&'a LineSpec, ControlError
     })
 }
 
-/// Its guest runs, and nothing of it can be seen until its VMM is started again.
-fn never_gets_ready(vm: &VmStatus) -> bool {
-    vm.attached && vm.last_fault.as_deref() == Some(NOT_SHARED)
+/// Whether nothing of its guest can be seen until its VMM is started again.
+fn needs_new_vmm(vm: &VmStatus) -> bool {
+    vm.cut_off || vm.attached && vm.last_fault.as_deref() == Some(NOT_SHARED)
+}
+
+/// What helps then.
+fn new_vmm(vm: &str) -> String {
+    format!(
+        "; waiting does not help: end its VMM, and start it with what `ringdown args {vm} --vmm qemu` prints"
+    )
 }
 
 /// A time as it is shown.

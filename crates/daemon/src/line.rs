@@ -71,6 +71,8 @@ pub struct LineStatus {
     pub attached: bool,
     /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM connects or a driver runs again.
     pub last_fault: Option<String>,
+    /// The last VMM was hung up on for that.
+    pub cut_off: bool,
     /// A second VMM has connected, and waits until the first leaves.
     pub another_waits: bool,
     /// The guest's driver runs its rings.

@@ -296,6 +296,7 @@ impl LineWorker for Worker {
             let mut status = LineStatus {
                 attached: line.attached,
                 last_fault: line.last_fault.clone(),
+                cut_off: line.cut_off,
                 another_waits: line.another_waits,
                 driver_ready: line.report.up,
                 circuits: line.report.circuits,

@@ -119,6 +119,8 @@ pub struct LineSnapshot {
     /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM connects or a driver runs
     /// again: up to [`MAX_FAULT_CHARS`](crate::MAX_FAULT_CHARS), without control characters.
     pub last_fault: Option<String>,
+    /// The last VMM was hung up on for that.
+    pub cut_off: bool,
     /// A second VMM has connected, and waits until the first leaves.
     pub another_waits: bool,
     /// Messages that the guest has sent and that are stored for their receivers.

@@ -35,7 +35,10 @@ fn is_gone(error: &io::Error) -> bool {
 
 /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM connects or a driver runs again.
 #[derive(Debug, Default)]
-pub(crate) struct LastFault(Option<String>);
+pub(crate) struct LastFault {
+    text: Option<String>,
+    is_cut_off: bool,
+}
 
 impl LastFault {
     /// Keeps it, up to [`MAX_FAULT_CHARS`] and without control characters.
@@ -46,16 +49,26 @@ impl LastFault {
             true => char::REPLACEMENT_CHARACTER,
             false => letter,
         });
-        self.0 = Some(shown.collect());
+        self.text = Some(shown.collect());
+    }
+
+    /// The same, of a fault for which the VMM was hung up on.
+    pub(crate) fn set_at_end(&mut self, fault: &dyn Display) {
+        self.set(fault);
+        self.is_cut_off = true;
     }
 
     /// Another VMM is there, or a driver runs.
     pub(crate) fn clear(&mut self) {
-        self.0 = None;
+        *self = LastFault::default();
     }
 
     pub(crate) fn text(&self) -> Option<String> {
-        self.0.clone()
+        self.text.clone()
+    }
+
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.is_cut_off
     }
 }
 
@@ -85,6 +98,11 @@ mod tests {
         }
         fault.set(&"a\x1b[2J\nb");
         assert_eq!(fault.text().as_deref(), Some("a\u{fffd}[2J\u{fffd}b"));
+        assert!(!fault.is_cut_off());
+        fault.set_at_end(&"b");
+        assert!(fault.is_cut_off());
+        fault.clear();
+        assert!(!fault.is_cut_off() && fault.text().is_none());
         for ours in [NO_SHARED_MEMORY, NOT_SHARED] {
             fault.set(&ours);
             assert_eq!(fault.text().as_deref(), Some(ours));

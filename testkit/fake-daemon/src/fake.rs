@@ -118,14 +118,16 @@ impl FakeWorker {
     pub fn set_state(&self, name: &str, attached: bool, driver_ready: bool) {
         if let Some(line) = self.state().lines.get_mut(name) {
             line.status.attached = attached;
+            line.status.cut_off &= !attached;
             line.status.driver_ready = driver_ready;
         }
     }
 
-    /// Has a line remember why its last VMM's connection ended, if there is one of this name.
+    /// Has a line remember a fault, if there is one of this name; if no VMM is attached, that it was hung up on for this.
     pub fn set_fault(&self, name: &str, fault: &str) {
         if let Some(line) = self.state().lines.get_mut(name) {
             line.status.last_fault = Some(fault.to_owned());
+            line.status.cut_off = !line.status.attached;
         }
     }
 
@@ -213,6 +215,7 @@ impl FakeWorker {
             cid: spec.cid,
             attached: false,
             last_fault: None,
+            cut_off: false,
             another_waits: false,
             driver_ready: false,
             circuits: 0,

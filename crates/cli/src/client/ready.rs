@@ -13,19 +13,31 @@ use crate::failure::Failure;
 use crate::guest::GuestError;
 use crate::lines::note;
 
-/// How long commands wait for a guest before they say so.
-pub const QUIET_WAIT: Duration = Duration::from_secs(2);
+/// How long commands wait for a guest before they say so, and then between looks at what has changed.
+const QUIET_WAIT: Duration = Duration::from_secs(2);
 
-/// Does this, and says something once it has taken [`QUIET_WAIT`], if it may take longer. Where the system has no more threads, nothing is said.
-pub fn say_if_slow<T>(limit: Duration, say: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
+/// Does this, and says on standard error what it waits for once it has taken [`QUIET_WAIT`], if it may take longer, and again when that has changed.
+/// Where the system has no more threads, nothing is said.
+pub fn say_if_slow<T>(
+    limit: Duration,
+    what: impl Fn() -> Option<String> + Send,
+    work: impl FnOnce() -> T,
+) -> T {
     let (done, is_done) = channel::<()>();
     std::thread::scope(|scope| {
         if limit > QUIET_WAIT {
             let teller = std::thread::Builder::new().name("teller".into());
             let _ = teller.spawn_scoped(scope, move || {
+                let (mut left, mut said) = (limit, None);
                 // It ends when the other end is dropped.
-                if is_done.recv_timeout(QUIET_WAIT) == Err(RecvTimeoutError::Timeout) {
-                    say();
+                while is_done.recv_timeout(QUIET_WAIT) == Err(RecvTimeoutError::Timeout) {
+                    left = left.saturating_sub(QUIET_WAIT);
+                    let now = what();
+                    if let Some(words) = now.as_ref().filter(|_| now != said) {
+                        let left = left.as_secs();
+                        note(&format!("waiting up to {left} s more for {words}"));
+                        said = now;
+                    }
                 }
             });
         }
@@ -36,8 +48,8 @@ pub fn say_if_slow<T>(limit: Duration, say: impl FnOnce() + Send, work: impl FnO
 }
 
 impl Client {
-    /// One VM, once its agent is there, for a command that connects to it. Waits for `timeout` at most, and after [`QUIET_WAIT`] says on standard error
-    /// what for.
+    /// One VM, once its agent is there, for a command that connects to it. Waits for `timeout` at most, and says what for as
+    /// [`say_if_slow`] does.
     ///
     /// # Errors
     /// A name that no VM can have, [`GuestError::Denied`] at once, or [`ClientError`]; its problem says how far the VM had come.
@@ -49,20 +61,12 @@ impl Client {
         if access(&vm.host, Access::WRITE_OK) == Err(Errno::ACCESS) {
             return Err(GuestError::Denied { path: vm.host }.into());
         }
-        let say = || self.tell_of_waiting(name, timeout.saturating_sub(QUIET_WAIT));
-        say_if_slow(timeout, say, || self.await_ready(name, timeout))
-    }
-
-    /// Says what is waited for, and for how long.
-    fn tell_of_waiting(&self, name: &str, left: Duration) {
-        let Ok(vm) = self.show(name) else { return };
-        let line = format!(
-            "waiting up to {} s more for VM {:?}: {}",
-            left.as_secs(),
-            vm.full_name(),
-            vm.state_in_words()
-        );
-        note(&line);
+        let what = || {
+            let vm = self.show(name).ok()?;
+            let state = vm.state_in_words();
+            Some(format!("VM {:?}: {state}", vm.full_name()))
+        };
+        say_if_slow(timeout, what, || self.await_ready(name, timeout))
     }
 
     /// The same without a word.

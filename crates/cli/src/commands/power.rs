@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use api::{LineKind, VmState, VmStatus};
@@ -17,10 +17,9 @@ use wire::agent::job::Power;
 
 use super::print;
 use crate::arguments::{Reboot, Shutdown, Suspend};
-use crate::client::{Client, QUIET_WAIT, say_if_slow};
+use crate::client::{Client, say_if_slow};
 use crate::failure::Failure;
 use crate::jobs::power::{Underway, ask, is_awake};
-use crate::lines::note;
 use crate::unix;
 
 /// How often the line is looked at.
@@ -123,14 +122,8 @@ impl Order {
             vm = client.wait_ready(name, patience).unwrap_or(vm);
         }
         let full_name = vm.full_name();
-        let say = || {
-            let Ok(Some(now)) = client.find(&full_name) else {
-                return;
-            };
-            let line = self.waited_for(&now);
-            note(&line);
-        };
-        let outcome = say_if_slow(self.timeout, say, || {
+        let what = || Some(self.waited_for(&client.find(&full_name).ok()??));
+        let outcome = say_if_slow(self.timeout, what, || {
             self.carry_out(&|name| client.find(name), &vm)
         });
         match outcome {
@@ -150,7 +143,14 @@ impl Order {
     fn carry_out(&self, find: Find<'_>, before: &VmStatus) -> Outcome {
         match before.state {
             VmState::Ready => {}
-            VmState::Waiting => return Outcome::LeftAlone("is off: no VMM is attached".to_owned()),
+            VmState::Waiting => {
+                // VMMs of other lines connect again.
+                let may_run = match before.kind {
+                    LineKind::Vsock => " (one that was cut off may still run)",
+                    LineKind::Serial | LineKind::Hybrid => "",
+                };
+                return Outcome::LeftAlone(format!("is off: no VMM is attached{may_run}"));
+            }
             _ => {
                 let state = before.state_in_words();
                 return Outcome::LeftAlone(format!("skipped: {state}"));
@@ -216,12 +216,7 @@ impl Order {
             VmState::Waiting => "its VMM has left, and may connect again".to_owned(),
             _ => now.state_in_words(),
         };
-        format!(
-            "waiting up to {} s more for VM {:?} to {}: {state}",
-            self.timeout.saturating_sub(QUIET_WAIT).as_secs(),
-            now.full_name(),
-            self.to_do(),
-        )
+        format!("VM {:?} to {}: {state}", now.full_name(), self.to_do())
     }
 
     fn to_do(&self) -> &'static str {
@@ -406,14 +401,13 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
     let most = most_at_once(getrlimit(Resource::Nofile).current);
     let (failures, printed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
     let pending = Mutex::new(vms.iter().map(VmStatus::full_name).collect::<BTreeSet<_>>());
-    let say = || {
+    let is_said = AtomicBool::new(false);
+    // Once: each that is done is told of.
+    let what = || {
         let pending = sys::lock(&pending);
         let names: Vec<&str> = pending.iter().map(String::as_str).collect();
-        let left = order.timeout.saturating_sub(QUIET_WAIT).as_secs();
-        let (to_do, names) = (order.to_do(), names.join(", "));
-        note(&format!(
-            "waiting up to {left} s more for these to {to_do}: {names}"
-        ));
+        let words = format!("these to {}: {}", order.to_do(), names.join(", "));
+        (!is_said.swap(true, Ordering::Relaxed)).then_some(words)
     };
     let each = |vm: &VmStatus| {
         let find = |name: &str| lines.find(name, Instant::now());
@@ -433,7 +427,7 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
         let mut pending = sys::lock(&pending);
         pending.remove(&vm.full_name());
     };
-    say_if_slow(order.timeout, say, || at_once(&vms, most, each));
+    say_if_slow(order.timeout, what, || at_once(&vms, most, each));
     match failures.into_inner() {
         0 => printed.into_inner().unwrap_or(Ok(())),
         1 => Err(Failure::failed("one guest failed")),

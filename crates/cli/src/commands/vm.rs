@@ -215,6 +215,7 @@ mod tests {
             state,
             attached: true,
             last_fault: None,
+            cut_off: false,
             another_waits: false,
             configured: false,
             vhost_user: Some("/r/v".into()),

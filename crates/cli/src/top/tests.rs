@@ -55,6 +55,7 @@ fn vm(name: &str, cid: u32, bytes: [u64; 2]) -> VmStatus {
         state: VmState::Ready,
         attached: true,
         last_fault: None,
+        cut_off: false,
         another_waits: false,
         configured: false,
         vhost_user: None,

@@ -620,6 +620,40 @@ fn a_guest_that_cannot_be_seen_is_not_waited_for() {
 }
 
 #[test]
+fn a_vm_whose_vmm_was_cut_off_is_not_waited_for() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let fault = "the VMM shares no memory";
+    let wait = |timeout_ms: u32| {
+        let target = format!("/v1/vms/web?wait=ready&timeout_ms={timeout_ms}");
+        let begun = std::time::Instant::now();
+        let (status, body) = daemon.request("GET", &target, "");
+        assert_eq!(status, 504, "{body}");
+        (body, begun.elapsed())
+    };
+    // A VMM that was never there may come at any time.
+    assert!(wait(1500).0.contains("within 1.5 s"));
+    let (body, waited) = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| wait(600_000));
+        std::thread::sleep(Duration::from_millis(300));
+        daemon.worker().set_fault("web", fault);
+        waiting.join().unwrap()
+    });
+    for words in [
+        fault,
+        "waiting does not help: end its VMM, and start it with what `ringdown args web --vmm qemu` prints",
+    ] {
+        assert!(body.contains(words), "{body}");
+    }
+    assert!(waited < Duration::from_secs(4), "{waited:?}");
+    // It knew that before: another may just be starting.
+    let (_, waited) = wait(600_000);
+    assert!(waited >= Duration::from_secs(5), "{waited:?}");
+    // That has come, and is waited for.
+    daemon.worker().set_state("web", true, false);
+    assert!(wait(1500).0.contains("within 1.5 s"));
+}
+
+#[test]
 fn the_state_says_how_far_a_vm_has_come() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
     for (attached, driver_ready, state) in [

@@ -88,7 +88,7 @@ impl Fabric {
                 if let Some(line) = self.line(id) {
                     line.attached = false;
                     if let Some(fault) = fault {
-                        line.last_fault.set(&fault);
+                        line.last_fault.set_at_end(&fault);
                     }
                 }
                 Ok(0)

@@ -33,6 +33,7 @@ fn vm(name: &str) -> VmStatus {
         state: VmState::Ready,
         attached: true,
         last_fault: None,
+        cut_off: false,
         another_waits: false,
         configured: false,
         vhost_user: None,
