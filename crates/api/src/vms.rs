@@ -1,5 +1,6 @@
 //! What goes over the control socket about VMs, and about the daemon.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -346,10 +347,15 @@ pub struct VmStatus {
 const ANOTHER_WAITS: &str = "another VMM waits at its socket until this one leaves";
 
 impl VmStatus {
-    /// What is wrong with its line.
-    pub fn fault(&self) -> Option<&str> {
+    /// What is wrong with its line, or else with one of its cards.
+    pub fn fault(&self) -> Option<Cow<'_, str>> {
         let another = self.another_waits.then_some(ANOTHER_WAITS);
-        another.or(self.last_fault.as_deref())
+        let of_line = another.or(self.last_fault.as_deref()).map(Cow::from);
+        let of_card = |port: &VmPort| {
+            let fault = port.last_fault.as_ref()?;
+            Some(Cow::from(format!("card in {}: {fault}", port.network)))
+        };
+        of_line.or_else(|| self.nets.iter().find_map(of_card))
     }
 
     /// Whether nothing in its guest answers any more, though something did, and no fault says why. The driver lets go of the line in a guest that is suspended, as in one that reboots.

@@ -15,6 +15,15 @@ pub(crate) const NO_SHARED_MEMORY: &str =
 /// The fault of a device whose driver notifies while no ring shows anything. It stays until the VMM is started again.
 pub const NOT_SHARED: &str = "the guest's driver runs and nothing that it writes is seen here, so its memory is probably not shared: give the VMM's memory backend share=on (see `ringdown args`)";
 
+/// Bytes that are no vhost-user, at the beginning.
+pub(crate) const NOT_VHOST_USER: &str = "what connects does not speak vhost-user, so a device of another kind, such as a serial port, is probably at this socket (see `ringdown args`)";
+
+/// A VMM takes the configuration of a vsock device from its back end: the guest's CID is in it. That of a card it has itself.
+pub(crate) const NO_VSOCK_DEVICE: &str = "the VMM does not read the guest's CID here, as one does for a vsock device, so a network card is probably at this socket, which is the vsock device's (see `ringdown args`)";
+
+/// What a VMM does that needs the configuration of its device from here.
+pub(crate) const NO_CARD: &str = "the VMM left when it learnt that the configuration of its device is not here, so a vsock device is probably at this socket, which is a network card's (see `ringdown args`)";
+
 /// Why a VMM's connection ended as it should not. Of what we refused, our own words say more than the protocol's. A VMM that quits may leave an answer unread,
 /// or be gone before it is sent: that is no fault.
 pub(crate) fn fault_of(end: &ProtocolError) -> Option<String> {
@@ -37,12 +46,25 @@ fn is_gone(error: &io::Error) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct LastFault {
     text: Option<String>,
-    is_cut_off: bool,
+    of: Of,
+}
+
+/// What a fault is of.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Of {
+    /// The guest's device, until its driver starts again.
+    #[default]
+    Device,
+    /// The VMM as it is, whatever its guest does.
+    Vmm,
+    /// A VMM that was hung up on for it.
+    CutOff,
 }
 
 impl LastFault {
     /// Keeps it, up to [`MAX_FAULT_CHARS`] and without control characters.
     pub(crate) fn set(&mut self, fault: &dyn Display) {
+        self.of = Of::Device;
         let text = fault.to_string();
         let shown = text.chars().take(MAX_FAULT_CHARS);
         let shown = shown.map(|letter| match letter.is_control() {
@@ -55,12 +77,25 @@ impl LastFault {
     /// The same, of a fault for which the VMM was hung up on.
     pub(crate) fn set_at_end(&mut self, fault: &dyn Display) {
         self.set(fault);
-        self.is_cut_off = true;
+        self.of = Of::CutOff;
     }
 
-    /// Another VMM is there, or a driver runs.
+    /// The same, of one that stays as long as the VMM does.
+    pub(crate) fn set_of_vmm(&mut self, fault: &dyn Display) {
+        self.set(fault);
+        self.of = Of::Vmm;
+    }
+
+    /// Another VMM is there.
     pub(crate) fn clear(&mut self) {
         *self = LastFault::default();
+    }
+
+    /// A driver runs.
+    pub(crate) fn driver_runs(&mut self) {
+        if self.of != Of::Vmm {
+            self.clear();
+        }
     }
 
     pub(crate) fn text(&self) -> Option<String> {
@@ -68,7 +103,7 @@ impl LastFault {
     }
 
     pub(crate) fn is_cut_off(&self) -> bool {
-        self.is_cut_off
+        self.of == Of::CutOff
     }
 }
 
@@ -103,7 +138,17 @@ mod tests {
         assert!(fault.is_cut_off());
         fault.clear();
         assert!(!fault.is_cut_off() && fault.text().is_none());
-        for ours in [NO_SHARED_MEMORY, NOT_SHARED] {
+        fault.set_of_vmm(&"c");
+        fault.driver_runs();
+        assert!(!fault.is_cut_off() && fault.text().is_some());
+        fault.set(&"d");
+        fault.driver_runs();
+        assert!(fault.text().is_none());
+        let wrong_devices = [NOT_VHOST_USER, NO_VSOCK_DEVICE, NO_CARD];
+        for ours in [NO_SHARED_MEMORY, NOT_SHARED]
+            .into_iter()
+            .chain(wrong_devices)
+        {
             fault.set(&ours);
             assert_eq!(fault.text().as_deref(), Some(ours));
         }

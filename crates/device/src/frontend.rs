@@ -28,7 +28,7 @@ use vhost::vhost_user::{
     VhostUserBackendReqHandlerMut,
 };
 
-use crate::fault::fault_of;
+use crate::fault::{NOT_VHOST_USER, fault_of};
 use crate::socket::{Listener, listen_for_vmm};
 
 use another::Another;
@@ -196,13 +196,7 @@ fn serve(
         // The stop may have been asked for between the poll and now; then the loop below ends at once.
         let fault = match stop_requested(stop, Duration::ZERO) {
             true => None,
-            false => fault_of(&converse(
-                stream,
-                &mut another,
-                caller,
-                model,
-                (keep, before),
-            )),
+            false => converse(stream, &mut another, caller, model, (keep, before)),
         };
         let copy = replace(connection, None);
         if let (Some(keep), Some(stream)) = (keep, &copy) {
@@ -274,36 +268,38 @@ fn stop_requested(stop: &OwnedFd, patience: Duration) -> bool {
     matches!(poll(&mut wanted, Some(&patience)), Ok(ready) if ready > 0)
 }
 
-/// Speaks with one VMM until it goes away or breaks the protocol.
+/// Speaks with one VMM until it goes away or breaks the protocol. Returns what was wrong.
 fn converse(
     stream: UnixStream,
     another: &mut Another<'_>,
     caller: &Caller,
     model: &Model,
     (keep, before): (Option<&Keep>, Option<Before>),
-) -> ProtocolError {
-    let early = match stream.try_clone() {
-        Ok(early) => early,
-        Err(error) => return ProtocolError::SocketError(error),
-    };
-    let begun = begin(stream, caller, model, keep, before);
-    let (session, mut handler) = match begun {
+) -> Option<String> {
+    let mut has_spoken = before.is_some();
+    let early = stream.try_clone().map_err(ProtocolError::SocketError);
+    let begun = early.and_then(|early| Ok((early, begin(stream, caller, model, keep, before)?)));
+    let (early, (session, mut handler)) = match begun {
         Ok(begun) => begun,
-        Err(error) => return error,
+        Err(error) => return fault_of(&error),
     };
     loop {
         if !another.wait_beside(&early, &caller.identity.vm) {
-            return ProtocolError::Disconnected;
+            return None;
         }
         locked(&session).set_answering(true);
         let handled = enabled_early(&early, &session).and_then(|is_done| match is_done {
             true => Ok(()),
             false => handler.handle_request(),
         });
-        if let Err(error) = handled {
-            return error;
-        }
         let mut session = locked(&session);
+        match handled {
+            Ok(()) => has_spoken = true,
+            Err(ProtocolError::InvalidMessage | ProtocolError::PartialMessage) if !has_spoken => {
+                return Some(NOT_VHOST_USER.to_owned());
+            }
+            Err(error) => return fault_of(&error).or_else(|| session.missed()),
+        }
         session.keep();
         session.set_answering(false);
     }

@@ -145,7 +145,7 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             found,
             format!("start its VMM with what `ringdown args {name} --vmm qemu` prints"),
         ),
-        VmState::Attached if vm.last_fault.is_some() => Finding::error(
+        VmState::Attached | VmState::Booted if vm.last_fault.is_some() => Finding::error(
             about,
             found,
             format!(

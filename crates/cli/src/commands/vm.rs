@@ -189,7 +189,7 @@ fn table(vms: &[VmStatus]) -> String {
             cells.insert(0, vm.domain.clone());
         }
         if faults {
-            cells.push(vm.fault().unwrap_or("-").to_owned());
+            cells.push(vm.fault().unwrap_or("-".into()).into_owned());
         }
         cells
     });

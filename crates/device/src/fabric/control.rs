@@ -83,6 +83,12 @@ impl Fabric {
                 }
                 Ok(0)
             }
+            Request::Suspect { fault } => {
+                if let Some(line) = self.line(id) {
+                    line.last_fault.set_of_vmm(&fault);
+                }
+                Ok(0)
+            }
             Request::Detach { fault } => {
                 self.forget_guest(id);
                 if let Some(line) = self.line(id) {
@@ -222,7 +228,7 @@ impl Fabric {
             let seqpacket = line.seqpacket;
             line.of_before = Default::default();
             tracing::info!(vm = line.name, "the guest's driver is running");
-            line.last_fault.clear();
+            line.last_fault.driver_runs();
             self.tell_of_line(
                 id,
                 Event::LineUp {

@@ -49,6 +49,8 @@ pub(crate) type RingPositions = Vec<Option<Positions>>;
 pub(crate) enum Request {
     /// A VMM has connected.
     Attach,
+    /// Something is wrong with the VMM, which goes on all the same.
+    Suspect { fault: &'static str },
     /// The VMM is gone. What it sent last is still to be read. If its connection did not end as it should, this says why.
     Detach { fault: Option<String> },
     /// A ring is complete and may run. A ring that runs already is replaced.

@@ -17,7 +17,7 @@ use vhost::vhost_user::{
 
 use super::event;
 use super::request::{Caller, Model, Request, RingStart};
-use crate::fault::NO_SHARED_MEMORY;
+use crate::fault::{NO_CARD, NO_SHARED_MEMORY, NO_VSOCK_DEVICE};
 
 mod kept;
 
@@ -87,6 +87,8 @@ pub(super) struct Session {
     model: Model,
     pub(super) features: u64,
     protocol_features: Option<u64>,
+    /// The VMM has heard which features of the protocol there are.
+    has_asked: bool,
     memory: GuestMemory,
     rings: Vec<RingWords>,
     /// Where what was said is kept, if it is, and copies of the regions' files.
@@ -100,12 +102,19 @@ impl Session {
             caller,
             features: 0,
             protocol_features: None,
+            has_asked: false,
             memory: GuestMemory::new(),
             rings: silent(model.rings),
             model,
             kept,
             regions: Vec::new(),
         }
+    }
+
+    /// Why a VMM has left that left in order, if that can be seen.
+    pub(super) fn missed(&self) -> Option<String> {
+        let has_none = self.has_asked && self.protocol_features.is_none();
+        (has_none && self.model.config.is_empty()).then(|| NO_CARD.to_owned())
     }
 
     fn ring(&mut self, index: u32) -> ProtocolResult<&mut RingWords> {
@@ -418,6 +427,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_protocol_features(&mut self) -> ProtocolResult<VhostUserProtocolFeatures> {
+        self.has_asked = true;
         let config = match self.model.config.is_empty() {
             true => VhostUserProtocolFeatures::empty(),
             false => VhostUserProtocolFeatures::CONFIG,
@@ -431,6 +441,12 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_protocol_features(&mut self, features: u64) -> ProtocolResult<()> {
         self.protocol_features = Some(features);
+        let reads_config = features & VhostUserProtocolFeatures::CONFIG.bits() != 0;
+        if !reads_config && !self.model.config.is_empty() {
+            tracing::warn!(vm = self.caller.identity.vm, "{NO_VSOCK_DEVICE}");
+            let fault = NO_VSOCK_DEVICE;
+            self.caller.call(Request::Suspect { fault })?;
+        }
         Ok(())
     }
 

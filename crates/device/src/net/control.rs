@@ -47,6 +47,7 @@ impl NetFabric {
                 port.attached = true;
                 port.last_fault.clear();
             }
+            Request::Suspect { fault } => port.last_fault.set_of_vmm(&fault),
             Request::Detach { fault } => {
                 port.attached = false;
                 if let Some(fault) = fault {

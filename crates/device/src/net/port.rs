@@ -158,7 +158,7 @@ impl Port {
     /// If the guest's driver runs, what was wrong before is over.
     pub(super) fn forget_fault(&mut self) {
         if self.driver_runs() {
-            self.last_fault.clear();
+            self.last_fault.driver_runs();
         }
     }
 

@@ -15,6 +15,7 @@ mod turns_of_sockets;
 mod unmapping;
 #[path = "../watchers/mod.rs"]
 mod watchers;
+mod wrong_device;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
