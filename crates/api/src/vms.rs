@@ -379,7 +379,7 @@ impl VmStatus {
             _ if self.another_waits => format!("{meaning}; {ANOTHER_WAITS}"),
             Some(fault) => format!("{meaning}; the last fault: {fault}"),
             None if self.state == VmState::Waiting && self.kind == LineKind::Vsock => format!(
-                "{meaning} (start one with what `ringdown args {} --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew)",
+                "{meaning} (start one with what `ringdown args {} --vmm qemu` prints; one that was cut off, as by a restart of a daemon without a keeper, has to be started anew)",
                 self.full_name()
             ),
             None if self.state == VmState::Waiting && self.kind == LineKind::Serial => format!(

@@ -371,7 +371,7 @@ fn exec_says_how_far_the_vm_has_come() {
     command.arg(daemon.runtime_dir()).args(["--", "true"]);
     let waited = finish(command);
     for words in [
-        "waiting up to 1 s more for VM \"web\": no VMM is attached to its socket (start one with what `ringdown args web --vmm qemu` prints; one that was cut off by a restart of the daemon has to be started anew)\n",
+        "waiting up to 1 s more for VM \"web\": no VMM is attached to its socket (start one with what `ringdown args web --vmm qemu` prints; one that was cut off, as by a restart of a daemon without a keeper, has to be started anew)\n",
         "VM \"web\" did not become ready within 3 s: ",
     ] {
         assert_refused(&waited, 1, words);
@@ -546,5 +546,5 @@ fn check_tells_why_a_vmm_was_cut_off() {
     let waiting = found("db");
     assert_eq!(waiting["severity"], "warning", "{waiting}");
     let found = waiting["found"].as_str().unwrap();
-    assert!(found.contains("restart of the daemon"), "{found}");
+    assert!(found.contains("restart of a daemon without a keeper"), "{found}");
 }

@@ -112,7 +112,7 @@ fn networks_are_listed_shown_and_their_links_taken_down() {
     let socket = daemon.runtime_dir().join("web.net-lan.vhost");
     assert_eq!(said(&daemon, &["net", "link", "www", "lan", "down"]), "");
     assert!(UnixStream::connect(&socket).is_err());
-    assert!(said(&daemon, &["net", "show", "lan"]).contains(" down  cut off "));
+    assert!(said(&daemon, &["net", "show", "lan"]).contains(" down  taken off "));
     let port = &json(&daemon, &["net", "link", "web", "lan", "up", "--json"])["port"];
     assert_eq!(
         (&port["vm"], &port["link_up"]),

@@ -179,7 +179,7 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     for (text, message) in [
         (
             program.to_owned(),
-            ": line 14, column 1: the sandbox does not let the daemon start \"/bin/true\"",
+            ": line 14, column 1: the sandbox does not let the daemon start \"/bin/true\", as the configuration did not name it with these arguments when the daemon started: start it anew, which cuts off the guests of QEMU",
         ),
         (
             format!(
@@ -205,6 +205,28 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     std::fs::write(&renamed, &base).unwrap();
     std::fs::rename(&renamed, &file).unwrap();
     assert_eq!(run_with(&run, &["reload"]).code, Some(0));
+}
+
+#[test]
+fn with_a_keeper_a_program_that_a_reload_adds_does_not_cost_the_guests() {
+    let directory = tempfile::tempdir().unwrap();
+    let (run, file) = (directory.path(), directory.path().join("c.toml"));
+    let keeper = run.join("keeper");
+    let mut hold = ringdown(&["hold", "--socket"]);
+    hold.arg(&keeper);
+    let mut hold = Running::start(hold);
+    hold.wait_until_ready();
+    std::fs::write(&file, "").unwrap();
+    let mut command = serve(run, &["--config", file.to_str().unwrap(), "--keeper"]);
+    command.arg(&keeper);
+    let mut daemon = Running::start(command);
+    daemon.wait_until_ready();
+    let program = "[[service]]\nname = \"new\"\nport = 5001\ncommand = [\"/bin/true\"]\n";
+    std::fs::write(&file, program).unwrap();
+    let refused = run_with(run, &["reload"]);
+    let words = "start it anew, which resets circuits with the host and nothing else";
+    assert_refused(&refused, 1, words);
+    assert!(!refused.err.contains("QEMU"), "{}", refused.err);
 }
 
 /// Links that came when the configuration had been read: a user who may write in the directory of a service's socket must not send guests on to other VMs.

@@ -15,7 +15,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use policy::{
     CalleePattern, CallerPattern, IpNet, Ipv4Net, Ipv6Net, NamePattern, PortRange, Redirect,
-    VmPattern,
+    VmPattern, is_own_port,
 };
 use wire::agent::forward::Place;
 
@@ -123,7 +123,14 @@ pub fn parse_published(text: &str, domain: &str) -> Result<PublishedPort, InputE
     let (domain, name) = scope(vm, domain)?;
     check_name(name)?;
     let port = match port.split_once(':') {
-        None => GuestPort::Vsock(parse_port(port)?),
+        None => match parse_port(port)? {
+            own if is_own_port(own) => {
+                return Err(wrong(
+                    "ports 1005 to 1007 of a VM are for its host alone, and its agent is at 1007: write another port, or what the agent is to connect to, as in \"web:tcp:80\"",
+                ));
+            }
+            port => GuestPort::Vsock(port),
+        },
         Some(("udp", _)) => {
             return Err(wrong(
                 "the guest's agent connects to TCP ports and UNIX sockets alone: write a vsock port that takes datagrams, as in \"web:53\"",

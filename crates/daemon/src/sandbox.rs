@@ -88,6 +88,8 @@ pub enum SandboxError {
 pub struct Sandbox {
     places: Places,
     confines_files: bool,
+    /// What VMMs hold on to outlives this process.
+    has_keeper: bool,
 }
 
 /// The sandbox of this process, if there is one.
@@ -138,6 +140,7 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
     let _ = IN_FORCE.set(Sandbox {
         places,
         confines_files,
+        has_keeper: settings.keeper.is_some(),
     });
     Ok(())
 }
@@ -161,19 +164,20 @@ impl Sandbox {
             path: path.to_owned(),
         })
     }
-}
 
-/// Refuses a program that the process that starts programs does not know.
-fn has_program(words: &[String]) -> Result<(), InputError> {
-    if starter::in_force()
-        .flatten()
-        .is_some_and(|starter| starter.has(words))
-    {
-        return Ok(());
+    /// Refuses a program that the process that starts programs does not know.
+    fn starts(&self, words: &[String]) -> Result<(), InputError> {
+        if starter::in_force()
+            .flatten()
+            .is_some_and(|starter| starter.has(words))
+        {
+            return Ok(());
+        }
+        Err(InputError::ProgramOutsideSandbox {
+            program: words.first().cloned().unwrap_or_default(),
+            has_keeper: self.has_keeper,
+        })
     }
-    Err(InputError::ProgramOutsideSandbox {
-        program: words.first().cloned().unwrap_or_default(),
-    })
 }
 
 /// Refuses a VM for which files would be needed that this process cannot have.
@@ -185,7 +189,8 @@ pub fn check_vm(request: &VmRequest) -> Result<(), InputError> {
         return Ok(());
     };
     let commands = places::commands_of(request);
-    commands.iter().try_for_each(|words| has_program(words))?;
+    let mut commands = commands.iter();
+    commands.try_for_each(|words| sandbox.starts(words))?;
     let files = places::files_of(request);
     files.iter().try_for_each(|path| sandbox.covers(path))
 }
@@ -204,7 +209,7 @@ pub fn check_config(config: &Config) -> Result<(), ConfigError> {
     };
     for service in &config.services {
         if let ServiceTarget::Command(words) = &service.value.target {
-            has_program(words).map_err(at(&service.place))?;
+            sandbox.starts(words).map_err(at(&service.place))?;
         }
     }
     for vm in &config.vms {

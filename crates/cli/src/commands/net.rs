@@ -213,7 +213,7 @@ fn ports_in_words(details: &NetworkDetails) -> String {
             match (port.kind, port.attached, port.driver_ready) {
                 (PortKind::Station, ..) => "-",
                 // Whether there still is one cannot be seen.
-                (_, false, _) if !port.link_up => "cut off",
+                (_, false, _) if !port.link_up => "taken off",
                 (_, false, _) => "waiting",
                 (_, true, false) => "attached",
                 (_, true, true) => "running",
@@ -320,12 +320,12 @@ mod tests {
     }
 
     #[test]
-    fn a_port_whose_link_is_down_says_that_its_vmm_is_cut_off() {
+    fn a_port_whose_link_is_down_says_that_its_vmm_is_taken_off() {
         let mut details = details();
         let port = &mut details.ports[0];
         (port.attached, port.driver_ready, port.link_up) = (false, false, false);
         let text = network_in_words(&details);
-        assert!(text.contains("down  cut off"), "{text}");
+        assert!(text.contains("down  taken off"), "{text}");
     }
 
     #[test]

@@ -291,11 +291,23 @@ pub enum InputError {
     OutsideSandbox { path: PathBuf },
     #[error(
         "the sandbox does not let the daemon start {program:?}, as the configuration did not name it with these arguments when the daemon started: \
-         start it anew, which cuts off the guests of QEMU until they are started anew too, or leave the program out"
+         start it anew{}, or leave the program out",
+        cost_of_restart(*has_keeper)
     )]
-    ProgramOutsideSandbox { program: String },
+    ProgramOutsideSandbox {
+        program: String,
+        /// What VMMs hold on to is kept while there is no daemon.
+        has_keeper: bool,
+    },
     #[error("this is not valid TOML: {message}")]
     Syntax { message: String },
+}
+
+fn cost_of_restart(has_keeper: bool) -> &'static str {
+    match has_keeper {
+        true => ", which resets circuits with the host and nothing else, as there is a keeper",
+        false => ", which cuts off the guests of QEMU until they are started anew too",
+    }
 }
 
 /// The name that may be meant, if it has no other fault than capital letters.

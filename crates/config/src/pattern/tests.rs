@@ -325,6 +325,15 @@ fn redirects_and_ports_say_what_they_mean() {
         let error = parse_published(large, "red").unwrap_err().to_string();
         assert!(error.ends_with("a TCP port is 65535 at most"), "{error}");
     }
+    for own in [1005, 1006, 1007] {
+        let text = format!("blue/web:{own}");
+        let error = parse_published(&text, "red").unwrap_err().to_string();
+        let words = "ports 1005 to 1007 of a VM are for its host alone";
+        assert!(error.contains(words), "{error}");
+    }
+    for other in ["web:1004", "web:1008", "web:tcp:1007"] {
+        assert!(parse_published(other, "red").is_ok(), "{other}");
+    }
     let words = local(80);
     assert_eq!(GuestPort::Agent(words).to_string(), "tcp:127.0.0.1:80");
 }

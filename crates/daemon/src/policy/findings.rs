@@ -109,9 +109,9 @@ impl Rulebook {
         Some(Found::new(FindingKind::Unreachable, message, remedy).at(rule))
     }
 
-    /// Rules and published ports that are to lead where only a VM's host gets.
+    /// Rules that are to lead where only a VM's host gets.
     fn own_ports(&self) -> Vec<Finding> {
-        let of_rules = self.rules.iter().enumerate().filter_map(|(index, rule)| {
+        let found = self.rules.iter().enumerate().filter_map(|(index, rule)| {
             let ports = rule.value.own_ports_named();
             let ports: Vec<String> = ports.iter().map(u32::to_string).collect();
             let name = self.rule(index as u32).words();
@@ -122,18 +122,7 @@ impl Rulebook {
             let remedy = "leave the port out of the rule";
             (!ports.is_empty()).then(|| Found::new(FindingKind::OwnPort, message, remedy).at(rule))
         });
-        let of_publishes = self.publishes.iter().filter_map(|publish| {
-            let (name, to) = (&publish.value.name, &publish.value.to);
-            let message = format!(
-                "the published port {name:?} leads to port {} of {:?} and every call is refused: {OWN_PORTS_ARE}",
-                to.port,
-                to.full_name()
-            );
-            let remedy = "publish another port of the VM, or what the guest's agent is to connect to, as in \"web:tcp:80\"";
-            matches!(to.port, GuestPort::Vsock(port) if is_own_port(port))
-                .then(|| Found::new(FindingKind::OwnPort, message, remedy).at(publish))
-        });
-        of_rules.chain(of_publishes).collect()
+        found.collect()
     }
 
     fn names_of_nobody<'a>(
