@@ -9,28 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::{Table, Value};
+use wire::agent::METHODS;
 
 /// Where the configuration is unless `--config` says otherwise. There need not be one.
 pub const DEFAULT_PATH: &str = "/etc/ringdown/agent.toml";
 
 /// The longest configuration, in bytes.
 const MAX_LEN: u64 = 64 * 1024;
-
-/// What can be switched off: the keys of `[methods]`, and the capability in the agent's hello that each stands for.
-const METHODS: [(&str, &str); 12] = [
-    ("exec", wire::agent::CAPABILITY_EXEC),
-    ("cp", wire::agent::CAPABILITY_TRANSFER),
-    ("forward", wire::agent::CAPABILITY_FORWARD),
-    ("logs", wire::agent::job::CAPABILITY_LOGS),
-    ("stats", wire::agent::job::CAPABILITY_STATS),
-    ("power", wire::agent::job::CAPABILITY_POWER),
-    ("freeze", wire::agent::job::CAPABILITY_FREEZE),
-    ("time", wire::agent::job::CAPABILITY_TIME),
-    ("clipboard", wire::agent::job::CAPABILITY_CLIPBOARD),
-    ("lock", wire::agent::job::CAPABILITY_LOCK),
-    ("bench", wire::agent::CAPABILITY_BENCH),
-    ("circuits", wire::agent::CAPABILITY_CIRCUITS),
-];
 
 /// By how much the clock may be off before it is set, in milliseconds: the least and the most that can be configured.
 const THRESHOLD_MS: std::ops::RangeInclusive<i64> = 10..=86_400_000;

@@ -6,6 +6,8 @@ mod machine;
 mod published;
 mod reload;
 
+pub(crate) use configuration::writers;
+
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;

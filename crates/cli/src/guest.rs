@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use wire::agent::{
     AGENT_AWAY, CONNECTION_CHANNEL, DecodeError, Decoder, ErrorKind, ErrorReport, Frame, Hello,
-    Invalid, negotiate,
+    Invalid, negotiate, not_offered,
 };
 
 pub(crate) use access::remedy as access_remedy;
@@ -132,10 +132,8 @@ impl Connection {
         let connection =
             across_secret_change(|| Connection::greet(connect(host_socket, deadline)?, deadline))?;
         if !connection.hello.can(capability) {
-            return Err(GuestError::Unsupported(format!(
-                "the guest's {} does not offer {capability}: it is older than that, or its administrator has switched it off",
-                printable(&connection.hello.software)
-            )));
+            let software = printable(&connection.hello.software);
+            return Err(GuestError::Unsupported(not_offered(&software, capability)));
         }
         Ok(connection)
     }

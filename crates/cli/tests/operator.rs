@@ -194,6 +194,18 @@ fn a_reload_says_what_has_changed_or_that_nothing_has() {
         "{}",
         rotated.err
     );
+    // Who can write the file decides what is allowed: a reload says so, as a check does.
+    let file = directory.join("ringdown.toml");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let reloaded = run_with(directory, &["reload"]);
+    assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+    let words = format!(
+        "warning: others may write {0} (mode 666): `chmod go-w {0}`\n",
+        file.display()
+    );
+    assert!(reloaded.err.contains(&words), "{}", reloaded.err);
+    let check = run_with(directory, &["check", "--config", file.to_str().unwrap()]);
+    assert!(check.out.contains("(mode 666)"), "{}", check.out);
 }
 
 #[test]

@@ -82,6 +82,32 @@ pub const CAPABILITY_TRANSFER: &str = "transfer";
 /// The capability of giving circuits to programs of the guest ([`switchboard`](crate::switchboard)).
 pub const CAPABILITY_CIRCUITS: &str = "circuits";
 
+/// What a guest's administrator can switch off: the keys of `[methods]` in the agent's configuration, and the capability that each stands for.
+pub const METHODS: [(&str, &str); 12] = [
+    ("exec", CAPABILITY_EXEC),
+    ("cp", CAPABILITY_TRANSFER),
+    ("forward", CAPABILITY_FORWARD),
+    ("logs", job::CAPABILITY_LOGS),
+    ("stats", job::CAPABILITY_STATS),
+    ("power", job::CAPABILITY_POWER),
+    ("freeze", job::CAPABILITY_FREEZE),
+    ("time", job::CAPABILITY_TIME),
+    ("clipboard", job::CAPABILITY_CLIPBOARD),
+    ("lock", job::CAPABILITY_LOCK),
+    ("bench", CAPABILITY_BENCH),
+    ("circuits", CAPABILITY_CIRCUITS),
+];
+
+/// That an agent has not announced a capability, in words for whoever needs it.
+pub fn not_offered(software: &str, capability: &str) -> String {
+    let mut methods = METHODS.iter();
+    let method = methods.find(|(_, name)| *name == capability);
+    let method = method.map_or(capability, |(key, _)| key);
+    format!(
+        "the guest's {software} does not offer {method}: it is older than that, or {method} is off in its /etc/ringdown/agent.toml"
+    )
+}
+
 /// The channel of hellos, and of errors that concern the whole stream.
 pub const CONNECTION_CHANNEL: u16 = 0;
 

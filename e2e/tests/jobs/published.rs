@@ -101,7 +101,7 @@ fn why_a_caller_is_refused_is_shown() {
         eventually("the agent is there again", || {
             why().contains("makes no connections for published ports")
         });
-        refused_for("does not offer forward-frames");
+        refused_for("does not offer forward:");
         guest.shell("rm /etc/ringdown/agent.toml").unwrap();
         restart_agent(guest);
         eventually("the agent may connect again", || {
@@ -113,7 +113,7 @@ fn why_a_caller_is_refused_is_shown() {
     let log = log.unwrap();
     for words in [
         "refused a caller of a published port",
-        "does not offer forward-frames",
+        "does not offer forward:",
     ] {
         assert!(log.contains(words), "{words}");
     }

@@ -22,6 +22,7 @@ use sys::ethernet::mtu_of;
 
 use super::{Finding, vms};
 use crate::client::{Client, ClientError, found_runtime_dir};
+use crate::quote::quote;
 
 const ABOUT: &str = "configuration";
 
@@ -66,19 +67,20 @@ pub(super) fn look(path: &Path, runtime_dir: Option<&Path>) -> (Vec<Finding>, Op
     (findings, written)
 }
 
-/// A user who can write the file decides who may call whom, and which programs run.
+/// That others may write the file, and what helps. Who can write it decides who may call whom, and which programs run.
+pub(crate) fn writers(path: &Path) -> Option<(String, String)> {
+    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.mode());
+    (mode & 0o022 != 0).then(|| {
+        let (file, mode) = (quote(path), mode & 0o777);
+        let found = format!("others may write {file} (mode {mode:o})");
+        (found, format!("chmod go-w {file}"))
+    })
+}
+
 fn mode(path: &Path) -> Finding {
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.mode() & 0o022 != 0 => Finding::error(
-            ABOUT,
-            format!(
-                "others may write {} (mode {:o})",
-                path.display(),
-                metadata.mode() & 0o777
-            ),
-            format!("chmod go-w {}", path.display()),
-        ),
-        _ => Finding::fine(
+    match writers(path) {
+        Some((found, remedy)) => Finding::error(ABOUT, found, remedy),
+        None => Finding::fine(
             ABOUT,
             format!("only its owner may write {}", path.display()),
         ),

@@ -4,6 +4,7 @@ use api::{Finding, ReloadRequest, Reloaded};
 
 use super::{print, print_json};
 use crate::arguments::Reload;
+use crate::check;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::lines::note;
@@ -20,6 +21,10 @@ pub fn run(client: &Client, options: &Reload) -> Result<(), Failure> {
     let reloaded = client.reload(request)?;
     if options.json {
         return print_json(&reloaded);
+    }
+    let file = client.health().ok().and_then(|health| health.config);
+    if let Some((found, remedy)) = file.as_deref().and_then(check::writers) {
+        note(&format!("warning: {found}: `{remedy}`"));
     }
     warn_of(&reloaded.findings);
     print(&words(&reloaded))

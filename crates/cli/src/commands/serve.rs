@@ -1,7 +1,6 @@
 //! `ringdown serve`: the daemon in the foreground.
 
 use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::arguments::{Sandbox, Serve};
+use crate::check;
 use crate::client::found_runtime_dir;
 use crate::failure::Failure;
 use crate::quote::quote;
@@ -31,14 +31,17 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     if let (None, Some(written)) = (&runtime_dir, &config.runtime_dir) {
         note_runtime_dir(written);
     }
-    if let Some(path) = options.config.as_deref() {
-        warn_of_writers(path);
-    }
     let net_batch = options.net_batch;
     let sandbox = sandbox_of(&options);
     let _flushed = FlushAtEnd;
     let ended = daemon::serve::serve(
-        Box::new(move || configuration(runtime_dir.clone(), &options, &directory)),
+        Box::new(move || {
+            let file = options.config.as_deref();
+            if let Some((found, remedy)) = file.and_then(check::writers) {
+                tracing::warn!("{found}: `{remedy}`");
+            }
+            configuration(runtime_dir.clone(), &options, &directory)
+        }),
         &sandbox,
         Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin, net_batch)),
         io::stdout(),
@@ -49,15 +52,6 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
         let _ = LineWriter.write(failure.line().as_bytes());
         Failure::with_code(failure.code, "")
     })
-}
-
-/// Who can write the file decides who may call whom, and which programs run.
-fn warn_of_writers(path: &Path) {
-    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.mode());
-    if mode & 0o022 != 0 {
-        let (file, mode) = (quote(path), mode & 0o777);
-        tracing::warn!("others may write {file} (mode {mode:o}): `chmod go-w {file}`");
-    }
 }
 
 /// Commands do not read the file.

@@ -317,7 +317,7 @@ fn what_is_switched_off_is_neither_announced_nor_done() {
     };
     let error = Job::ask(&guest.socket(), ask.clone()).unwrap_err();
     assert!(
-        matches!(&error, GuestError::Unsupported(words) if words.contains("switched it off")),
+        matches!(&error, GuestError::Unsupported(words) if words.contains("stats is off in its /etc/ringdown/agent.toml")),
         "{error}"
     );
     // A host that asks all the same.

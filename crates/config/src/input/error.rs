@@ -89,6 +89,15 @@ pub enum InputError {
         owner: String,
     },
     #[error(
+        "{what} belongs to {owner:?} already: choose another, or take it from {owner:?}, `ringdown reload`, and then give it away, with another reload"
+    )]
+    Held {
+        /// What it is, in words.
+        what: String,
+        /// Whose it is now, whatever is asked for.
+        owner: String,
+    },
+    #[error(
         "CID {cid} belongs to VM {owner:?} already: give each VM a CID of its own, or leave it out and one is assigned"
     )]
     DuplicateCid {

@@ -273,7 +273,7 @@ impl Plan {
             let address = subnet.and_then(|subnet| subnet.host(number));
             is_assignable(network, number)
                 && !claims.numbers.contains(&(port.network.clone(), number))
-                && address.is_none_or(|address| claims.ipv4_owner(address, port).is_none())
+                && address.is_none_or(|address| claims.ipv4_is_free(address, port).is_ok())
         };
         let Wanted { domain, name, .. } = &*port;
         let had = self
@@ -420,31 +420,42 @@ impl<'a> Claims<'a> {
 
     fn take_mac(&mut self, mac: MacAddress, port: &Wanted) -> Result<(), InputError> {
         let owner = owner(port);
-        let others = [&self.before.macs, &self.now.macs].map(|macs| macs.get(&mac));
-        let of_another = others.into_iter().flatten().find(|other| **other != owner);
-        if let Some(other) = of_another {
-            return Err(taken(format!("the MAC address {mac}"), other.name()));
-        }
+        let others = [&self.now.macs, &self.before.macs].map(|macs| macs.get(&mac));
+        free(format!("the MAC address {mac}"), others, &owner)?;
         self.now.macs.insert(mac, owner);
         Ok(())
     }
 
     fn take_ipv4(&mut self, address: Ipv4Addr, port: &Wanted) -> Result<(), InputError> {
-        if let Some(other) = self.ipv4_owner(address, port) {
-            return Err(taken(format!("the address {address}"), other.name()));
-        }
+        self.ipv4_is_free(address, port)?;
         self.now
             .ipv4
             .insert((port.network.clone(), address), owner(port));
         Ok(())
     }
 
-    /// Who else has an address of the port's network.
-    fn ipv4_owner(&self, address: Ipv4Addr, port: &Wanted) -> Option<&Owner> {
+    /// Refuses an address of the port's network that is another's.
+    fn ipv4_is_free(&self, address: Ipv4Addr, port: &Wanted) -> Result<(), InputError> {
         let key = (port.network.clone(), address);
-        let owner = owner(port);
-        let owners = [&self.before.ipv4, &self.now.ipv4].map(|owners| owners.get(&key));
-        owners.into_iter().flatten().find(|other| **other != owner)
+        let others = [&self.now.ipv4, &self.before.ipv4].map(|owners| owners.get(&key));
+        free(format!("the address {address}"), others, &owner(port))
+    }
+}
+
+/// Refuses what is another's, by what is asked for or by what is in force.
+fn free(
+    what: String,
+    [now, before]: [Option<&Owner>; 2],
+    owner: &Owner,
+) -> Result<(), InputError> {
+    let another = |other: &&Owner| *other != owner;
+    match (now.filter(another), before.filter(another)) {
+        (Some(other), _) => Err(taken(what, other.name())),
+        (None, Some(other)) => {
+            let owner = other.name().to_owned();
+            Err(InputError::Held { what, owner })
+        }
+        (None, None) => Ok(()),
     }
 }
 

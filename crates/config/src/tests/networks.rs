@@ -681,7 +681,7 @@ fn a_reload_changes_what_can_change_and_takes_nothing_from_anybody() {
     let b = ipv4(&plan, "b");
     let found = reload(&plan, &with(&format!("ipv4 = \"{b}\""))).unwrap_err();
     assert!(
-        found.contains(&format!("the address {b} belongs to \"b\" already")),
+        found.contains(&format!("the address {b} belongs to \"b\" already: choose another, or take it from \"b\", `ringdown reload`, and then give it away")),
         "{found}"
     );
     let mac = of(&plan, "b").mac;

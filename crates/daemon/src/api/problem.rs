@@ -176,6 +176,7 @@ fn input_kind(error: &InputError) -> Kind {
     match error {
         InputError::DuplicateName { .. }
         | InputError::Taken { .. }
+        | InputError::Held { .. }
         | InputError::DuplicateCid { .. }
         | InputError::DuplicatePath { .. } => Kind::Conflict,
         InputError::TooMany { .. } | InputError::NetworkFull { .. } => Kind::Conflict,

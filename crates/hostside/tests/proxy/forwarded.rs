@@ -265,7 +265,7 @@ fn why_the_agent_does_not_connect_is_written_down() {
     let words = scene.refusal();
     assert!(
         words
-            .contains("does not offer forward-frames: it is older than that, or forward is off in"),
+            .contains("does not offer forward: it is older than that, or forward is off in its /etc/ringdown/agent.toml"),
         "{words}"
     );
     assert!(is_reset(&client));

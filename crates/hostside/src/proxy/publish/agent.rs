@@ -16,7 +16,7 @@ use vsock::Reason;
 use wire::agent::forward::{MAX_CONNECTIONS, Message, Place};
 use wire::agent::{
     CAPABILITY_FORWARD, CONNECTION_CHANNEL, Decoder, ErrorKind, Frame, Hello, OPERATION_CHANNEL,
-    Secret, Stream, negotiate,
+    Secret, Stream, negotiate, not_offered,
 };
 use wire::vsock::SocketType;
 
@@ -186,9 +186,7 @@ impl Forwarded {
             )));
         }
         if !theirs.can(CAPABILITY_FORWARD) {
-            return Err(Refusal::Agent(format!(
-                "the guest's {software} does not offer {CAPABILITY_FORWARD}: it is older than that, or forward is off in its /etc/ringdown/agent.toml"
-            )));
+            return Err(Refusal::Agent(not_offered(&software, CAPABILITY_FORWARD)));
         }
         let dial = Frame::Forward(Message::Dial(place.clone()));
         say(agent, &dial, OPERATION_CHANNEL).await?;
