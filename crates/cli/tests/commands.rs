@@ -525,7 +525,15 @@ fn check_tells_why_a_vmm_was_cut_off() {
     ]);
     assert_eq!(waited.err.matches(fault).count(), 2, "{}", waited.err);
     // It is told again when something has changed, and the end comes as soon as nothing can change any more.
-    let mut command = ringdown(&["exec", "--wait", "5m", "--runtime-dir", &named, "late", "true"]);
+    let mut command = ringdown(&[
+        "exec",
+        "--wait",
+        "5m",
+        "--runtime-dir",
+        &named,
+        "late",
+        "true",
+    ]);
     let mut exec = program::Running(command.stderr(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(exec.0.stderr.take().unwrap()).lines();
     let mut next = || lines.next().unwrap().unwrap();
@@ -546,5 +554,8 @@ fn check_tells_why_a_vmm_was_cut_off() {
     let waiting = found("db");
     assert_eq!(waiting["severity"], "warning", "{waiting}");
     let found = waiting["found"].as_str().unwrap();
-    assert!(found.contains("restart of a daemon without a keeper"), "{found}");
+    assert!(
+        found.contains("restart of a daemon without a keeper"),
+        "{found}"
+    );
 }

@@ -5,6 +5,7 @@
 
 mod program;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use fake_daemon::FakeDaemon;

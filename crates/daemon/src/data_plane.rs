@@ -185,7 +185,10 @@ mod tests {
         assert_eq!(by_egress.rule, None);
         assert!(by_egress.reason.unwrap().contains("egress refused"));
         let beyond = refused(Reason::EgressFailed);
-        assert_eq!((beyond.decision, beyond.rule), (AuditDecision::Failed, None));
+        assert_eq!(
+            (beyond.decision, beyond.rule),
+            (AuditDecision::Failed, None)
+        );
         let words = beyond.reason.unwrap();
         assert!(words.contains("`ringdown why VM name:"), "{words}");
         assert!(!words.contains("no listener"), "{words}");

@@ -443,11 +443,7 @@ impl<'a> Claims<'a> {
 }
 
 /// Refuses what is another's, by what is asked for or by what is in force.
-fn free(
-    what: String,
-    [now, before]: [Option<&Owner>; 2],
-    owner: &Owner,
-) -> Result<(), InputError> {
+fn free(what: String, [now, before]: [Option<&Owner>; 2], owner: &Owner) -> Result<(), InputError> {
     let another = |other: &&Owner| *other != owner;
     match (now.filter(another), before.filter(another)) {
         (Some(other), _) => Err(taken(what, other.name())),

@@ -72,9 +72,7 @@ fn what_does_not_speak_vhost_user_is_told_of() {
     // As an agent does behind a serial port.
     let mut port = UnixStream::connect(&config.vhost_user).unwrap();
     port.write_all(&[0x52; 64]).unwrap();
-    turn_until(&mut fabric, "the fault", |fabric| {
-        fabric.lines()[0].cut_off
-    });
+    turn_until(&mut fabric, "the fault", |fabric| fabric.lines()[0].cut_off);
     let fault = fault_of_line(&fabric).unwrap();
     assert!(fault.contains("does not speak vhost-user"), "{fault}");
     assert!(fault.contains("serial port"), "{fault}");
