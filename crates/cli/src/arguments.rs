@@ -314,7 +314,7 @@ STATE is how far the VM has come:
   joined    its VMM has a vsock device of its own, so that nothing is known of the guest; its agent has not called
   ready     its agent is there, and exec, cp and the other commands for guests work
 
-GUEST is the guest's host name, by its agent. FAULT, there if a VM has one, is why its VMM's connection or its device failed.")]
+GUEST is the guest's host name, by its agent. FAULT, there if a VM has one, is why its VMM's connection, its device or one of its network cards failed.")]
 pub struct VmList {
     /// Print the list as JSON
     #[arg(long)]

@@ -104,6 +104,11 @@ fn networks_are_listed_shown_and_their_links_taken_down() {
         shown.ends_with("refused from web: other source 3\n"),
         "{shown}"
     );
+    assert!(!said(&daemon, &["vm", "ls"]).contains("FAULT"));
+    daemon.net().set_fault("lan", "web", "a word of it");
+    let list = said(&daemon, &["vm", "ls"]);
+    assert!(list.contains("FAULT"), "{list}");
+    assert!(list.contains("  card in lan: a word of it\n"), "{list}");
     let macs = said(&daemon, &["net", "macs", "lan"]);
     assert!(
         macs.ends_with("\n52:54:00:00:00:01  -     web   given  -\n"),
