@@ -54,7 +54,7 @@ pub(crate) struct Frontend {
     /// The thread alone has the socket: its last descriptor closes what VMMs sent that were never accepted.
     file: SocketFile,
     keep: Option<Keep>,
-    has_vmm_of_before: bool,
+    features_of_before: Option<u64>,
 }
 
 /// Another descriptor of the VMM's socket, by which the VMM is hung up on.
@@ -84,7 +84,7 @@ impl Frontend {
         let before = keep
             .as_ref()
             .and_then(|keep| keep.take(&identity, &model, positions));
-        let has_vmm_of_before = before.is_some();
+        let features_of_before = before.as_ref().map(Before::features);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
         let Listener { socket, file } = listener;
@@ -115,13 +115,13 @@ impl Frontend {
             another_waits,
             file,
             keep,
-            has_vmm_of_before,
+            features_of_before,
         })
     }
 
-    /// Whether a predecessor left a VMM, which this one goes on with.
-    pub(crate) fn has_vmm_of_before(&self) -> bool {
-        self.has_vmm_of_before
+    /// The features of the device, if a predecessor left a VMM, which this one goes on with.
+    pub(crate) fn features_of_before(&self) -> Option<u64> {
+        self.features_of_before
     }
 
     /// Whether a second VMM waits for the first to leave.

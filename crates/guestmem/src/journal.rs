@@ -30,7 +30,7 @@ const TURN_AT: usize = 24;
 /// What such a file begins with: these letters, and the number of its shape.
 const LETTERS: [u8; 7] = *b"journal";
 /// Which shape a journal and its records have.
-pub const SHAPE: u8 = 1;
+pub const SHAPE: u8 = 2;
 const MAGIC: u64 = {
     let [a, b, c, d, e, f, g] = LETTERS;
     u64::from_le_bytes([a, b, c, d, e, f, g, SHAPE])

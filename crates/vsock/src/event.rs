@@ -16,7 +16,7 @@ pub enum Event {
         /// Whether it takes SEQPACKET sockets.
         seqpacket: bool,
     },
-    /// The rings of a guest run again that ran for a process before this one: it knows the circuits that were
+    /// A guest whose rings ran for a process before this one is about to go on: it knows the circuits that were
     /// [inherited](crate::Switch::inherit).
     LineGoesOn {
         /// Whose driver.

@@ -7,6 +7,8 @@
 use std::collections::{HashMap, HashSet};
 
 use policy::{LineId, Time};
+use serde::{Deserialize, Serialize};
+use wire::vsock::{Header, Operation};
 
 use crate::call::Destination;
 use crate::circuit::{Circuit, Deadline, DeadlineKind};
@@ -31,6 +33,15 @@ pub struct Record<'a> {
     pub bytes: &'a [u8],
     /// What was kept of it is there. If not, it is reset.
     pub is_whole: bool,
+}
+
+/// A reset that a guest is to be sent for a packet of no circuit, such as for a call that is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnsentReset {
+    port: u32,
+    peer_cid: u64,
+    peer_port: u32,
+    socket_type: u16,
 }
 
 /// What has become of recorded circuits.
@@ -74,7 +85,7 @@ impl Switch {
     }
 
     /// Goes on with circuits that a switch before this one has recorded. `lines` has the lines of guests that are there still, by what they were
-    /// then: what they are now, and their epoch then. To be called before there is any circuit; a line is [up](crate::Event::LineGoesOn) later. Circuits that the policy in force would not set up are cut.
+    /// then: what they are now, and their epoch then. To be called before there is any circuit, and before a line [goes on](crate::Event::LineGoesOn). Circuits that the policy in force would not set up are cut.
     pub fn inherit(
         &mut self,
         now: Time,
@@ -124,6 +135,26 @@ impl Switch {
             }
         }
         inherited
+    }
+
+    /// Resets that wait for room in a guest's ring, the oldest first.
+    pub fn unsent_resets(&self, line: LineId) -> impl Iterator<Item = UnsentReset> {
+        let line = self.lines.get(line.0 as usize);
+        let resets = line.into_iter().flat_map(|line| &line.orphans);
+        resets.map(|reset| UnsentReset {
+            port: reset.dst_port,
+            peer_cid: reset.src_cid,
+            peer_port: reset.src_port,
+            socket_type: reset.socket_type,
+        })
+    }
+
+    /// Has such a reset wait again, which another switch has recorded.
+    pub fn inherit_reset(&mut self, line: LineId, reset: UnsentReset) {
+        if let Some(line) = self.line_mut(line) {
+            let cid = line.address.cid.into();
+            line.orphans.push_back(reset.header(cid));
+        }
     }
 
     /// The same circuit, between the lines of now, and whether an end was lost that was not gone. What is lost is gone now.
@@ -206,7 +237,7 @@ impl Switch {
         }
     }
 
-    /// The rings of a guest run again.
+    /// A guest may be called, and is sent what there is for it when its rings run.
     pub(crate) fn line_goes_on(&mut self, id: LineId, seqpacket: bool, actions: &mut Actions) {
         let Some(line) = self.line_mut(id).filter(|line| !line.hybrid) else {
             return;
@@ -214,6 +245,20 @@ impl Switch {
         line.up = true;
         line.seqpacket = seqpacket;
         actions.push(Action::Wake { line: id });
+    }
+}
+
+impl UnsentReset {
+    pub(crate) fn header(self, cid: u64) -> Header {
+        Header {
+            src_cid: self.peer_cid,
+            dst_cid: cid,
+            src_port: self.peer_port,
+            dst_port: self.port,
+            socket_type: self.socket_type,
+            operation: Operation::Reset as u16,
+            ..Header::default()
+        }
     }
 }
 

@@ -77,7 +77,7 @@ pub use event::{
 pub use figures::{RuleCounters, RuleReport, SetUpTimes};
 pub use hybrid::{HybridView, MAX_OFFERED_PORTS, OfferedPorts};
 pub use ids::{CircuitId, ProgramId, Side};
-pub use inherit::{Inherited, Record};
+pub use inherit::{Inherited, Record, UnsentReset};
 pub use line::{AddLineError, LineReport};
 pub use reason::Reason;
 pub use switch::Switch;

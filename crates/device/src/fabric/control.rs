@@ -238,15 +238,7 @@ impl Fabric {
             );
             self.note_line(id);
         } else if std::mem::take(&mut line.goes_on) {
-            let seqpacket = line.seqpacket;
             tracing::info!(vm = line.name, "the guest's driver goes on");
-            self.tell_of_line(
-                id,
-                Event::LineGoesOn {
-                    line: id,
-                    seqpacket,
-                },
-            );
         }
         self.send_events(id);
         self.schedule_drain(id);

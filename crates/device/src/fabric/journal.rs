@@ -17,7 +17,7 @@ use keeper::Keeper;
 use policy::LineId;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
-use vsock::{CircuitId, Event, Inherited, Reason, Record, Side};
+use vsock::{CircuitId, Event, Inherited, Reason, Record, Side, UnsentReset};
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
 use super::Fabric;
@@ -26,13 +26,16 @@ use super::tx::Packet;
 use crate::circuit::CircuitIo;
 use crate::frontend::{Frontend, KEPT_VERSION, RingPositions};
 use crate::line::{LineIo, StoppedRing};
-use crate::vsock::{RINGS, RX, TX};
+use crate::vsock::{FEATURE_SEQPACKET, RINGS, RX, TX};
 
 /// Circuits that may be written down; further ones end with this process. Lines have room for as many.
 const CIRCUITS: usize = 1 << 18;
 
 /// What a guest has done whose parked packets are more than could be parked.
 const GROWN: &str = "descriptors that the device has were changed";
+
+/// Resets that are written down of a line: it is sent them as soon as it has room.
+const RESETS: usize = 8;
 
 /// How often a fabric checks whether the daemon has started.
 const START_INTERVAL: Duration = Duration::from_millis(1);
@@ -52,6 +55,8 @@ struct LineRecord<'a> {
     epoch: u32,
     /// How many chains of each ring were taken and given back.
     rings: [Option<(u16, u16)>; RINGS],
+    /// What it is to be sent for packets of no circuit.
+    resets: Vec<UnsentReset>,
 }
 
 /// What a fabric writes down, and what another has written down before.
@@ -83,6 +88,7 @@ struct LineBefore {
     id: LineId,
     epoch: u32,
     positions: RingPositions,
+    resets: Vec<UnsentReset>,
 }
 
 #[derive(Debug, Default)]
@@ -109,16 +115,17 @@ impl Before {
             let Some(bytes) = journal.read(index) else {
                 continue;
             };
-            let Ok(LineRecord { vm, epoch, rings }) = postcard::from_bytes(&bytes) else {
+            let Ok(record) = postcard::from_bytes::<LineRecord<'_>>(&bytes) else {
                 continue;
             };
             let positions = |(available, used)| Positions { available, used };
             let line = LineBefore {
                 id: LineId((index / 2) as u32),
-                epoch,
-                positions: rings.map(|ring| ring.map(positions)).to_vec(),
+                epoch: record.epoch,
+                resets: record.resets,
+                positions: record.rings.map(|ring| ring.map(positions)).to_vec(),
             };
-            lines.insert(vm.to_owned(), line);
+            lines.insert(record.vm.to_owned(), line);
         }
         Ok(Before {
             journal: Some(journal),
@@ -230,18 +237,17 @@ impl Fabric {
                 continue;
             };
             let Some(line) = self.line(id) else { continue };
-            let has_vmm = line
-                .frontend
-                .as_ref()
-                .is_some_and(Frontend::has_vmm_of_before);
+            let frontend = line.frontend.as_ref();
+            let features = frontend.and_then(Frontend::features_of_before);
             let known = |index: usize| was.positions.get(index).copied().flatten();
-            if let (true, Some(_), Some(_)) = (has_vmm, known(TX), known(RX)) {
+            if let (Some(features), Some(_), Some(_)) = (features, known(TX), known(RX)) {
                 (line.goes_on, line.starts_anew) = (true, false);
                 for index in 0..RINGS {
                     line.of_before[index] = known(index);
                     // A VMM that has paused its guest starts the rings there.
                     line.stopped[index] = known(index).map(|at| StoppedRing::at(at.available));
                 }
+                line.seqpacket = features & FEATURE_SEQPACKET != 0;
                 lines.insert(was.id, (id, was.epoch));
             }
         }
@@ -261,6 +267,19 @@ impl Fabric {
             .inherit(self.now, &records, &lines, &mut self.actions);
         self.carry_out();
         self.handover.taken_over = Some(self.cost_of(lines.len(), &inherited));
+        for was in before.values() {
+            let Some((line, _)) = lines.get(&was.id) else {
+                continue;
+            };
+            for reset in was.resets.iter().take(RESETS) {
+                self.switch.inherit_reset(*line, *reset);
+            }
+        }
+        // Before their rings run: who calls such a guest meanwhile would be refused.
+        for (line, _) in lines.values().copied() {
+            let seqpacket = self.line(line).is_some_and(|line| line.seqpacket);
+            self.tell_of_line(line, Event::LineGoesOn { line, seqpacket });
+        }
         // Everything is written anew, by its numbers of now.
         for index in 0..journal.written() {
             if journal.read(index).is_some() {
@@ -352,14 +371,21 @@ impl Fabric {
 
     fn line_record<'a>(&self, id: LineId, room: &'a mut [u8]) -> Option<&'a [u8]> {
         let line = self.lines.get(id.0 as usize)?.as_ref()?;
-        let record = LineRecord {
+        let mut record = LineRecord {
             vm: &line.name,
             epoch: self.switch.epoch(id),
             rings: [0, 1, 2].map(|index| ring_record(line, index)),
+            resets: self.switch.unsent_resets(id).take(RESETS).collect(),
         };
-        postcard::to_slice(&record, room)
-            .ok()
-            .map(|record| &*record)
+        let len = match postcard::to_slice(&record, room) {
+            Ok(written) => written.len(),
+            // With a long name.
+            Err(_) => {
+                record.resets.clear();
+                postcard::to_slice(&record, room).ok()?.len()
+            }
+        };
+        room.get(..len)
     }
 
     /// Leaves everything to a successor, as it stands.
@@ -490,3 +516,6 @@ pub(super) fn ring_record(line: &LineIo, index: usize) -> Option<(u16, u16)> {
     let positions = ring.queue.positions(ring.held.len() as u16)?;
     Some((positions.available, positions.used))
 }
+
+#[cfg(test)]
+mod tests;

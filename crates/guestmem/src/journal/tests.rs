@@ -129,3 +129,21 @@ fn any_bytes_do_no_harm() {
         assert_eq!(contents(&open(&arena)), vec![None; RECORDS]);
     }
 }
+
+/// Byte by byte: a successor of another version finds things by the same shape.
+#[test]
+fn the_file_is_of_its_shape() {
+    let arena = arena();
+    let mut journal = create(&arena);
+    journal.write(1, b"a record");
+    journal.commit();
+    let mut header = [0; 32];
+    arena.read(0, &mut header);
+    let numbers = [RECORDS as u64, 2, 1].map(u64::to_le_bytes).concat();
+    assert_eq!(header[..], [&b"journal\x02"[..], &numbers].concat());
+    let mut first = [0; 24];
+    arena.read(4096 + 2 * 320, &mut first);
+    let bytes = [&1u64.to_le_bytes()[..], &[8, 0, 0, 0], &[0; 4], b"a record"].concat();
+    first[12..16].fill(0);
+    assert_eq!(first[..], bytes, "another shape has another number");
+}

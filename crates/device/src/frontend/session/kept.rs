@@ -310,6 +310,13 @@ impl Keep {
     }
 }
 
+impl Before {
+    /// The features of the device that were agreed on.
+    pub(in crate::frontend) fn features(&self) -> u64 {
+        self.said.record.features.unwrap_or(0)
+    }
+}
+
 impl Said {
     /// The features that were agreed on: of the protocol, and of the device.
     pub(in crate::frontend) fn features(&self) -> [Option<u64>; 2] {

@@ -359,3 +359,88 @@ fn a_fabric_that_ends_before_rings_run_again_has_lost_nothing() {
     scene.receive_all();
     assert_eq!(scene.circuits(), [CircuitState::Open]);
 }
+
+/// The last packet that a guest was given in this buffer, which was offered alone.
+fn read_header(guest: &Guest, buffer: RawDescriptor) -> Header {
+    let mut bytes = [0; HEADER_LEN];
+    guest
+        .arena
+        .read((buffer.address - BASE) as usize, &mut bytes);
+    Header::from_bytes(&bytes)
+}
+
+#[test]
+fn a_call_to_a_guest_that_has_yet_to_go_on_is_not_refused() {
+    let mut scene = Scene::of_guests_that_pause();
+    scene.receiver.set_enabled(false);
+    scene.hand_over(false);
+    let answered = scene.sender.given_back(RX);
+    let call = Header {
+        dst_cid: 4,
+        src_port: 1001,
+        ..header(Operation::Request, 80, 0)
+    };
+    let packet = scene.sender.packet(&call);
+    let sent = scene.sender.given_back(TX);
+    scene.sender.offer(TX, packet, 1);
+    scene.sender.kick(TX);
+    scene.until("the call is taken", |scene| {
+        scene.sender.given_back(TX) > sent
+    });
+    let before = scene.receiver.given_back(RX);
+    let buffer = scene.receiver.buffer(BUFFER);
+    scene.receiver.offer(RX, buffer, 1);
+    scene.receiver.set_enabled(true);
+    scene.until("the guest is called", |scene| {
+        scene.receiver.given_back(RX) > before
+    });
+    let called = read_header(&scene.receiver, buffer);
+    assert_eq!(
+        (called.operation, called.src_port),
+        (Operation::Request as u16, 1001)
+    );
+    assert_eq!(scene.sender.given_back(RX), answered);
+}
+
+#[test]
+fn a_guest_without_room_hears_of_a_refusal_by_another_fabric() {
+    let host = Host::new();
+    let mut running = start(&host, false);
+    let [web, db] = configs(&host);
+    let mut guest = Guest::connect(&web.vhost_user);
+    let _other = Guest::connect(&db.vhost_user);
+    turn_until(&mut running.0, "both run", |fabric| {
+        fabric.lines().iter().all(|line| line.report.up)
+    });
+    // To a VM that is not there.
+    let call = Header {
+        dst_cid: 9,
+        ..header(Operation::Request, 80, 0)
+    };
+    let packet = guest.packet(&call);
+    guest.offer(TX, packet, 1);
+    guest.kick(TX);
+    turn_until(&mut running.0, "the call is taken", |_| {
+        guest.given_back(TX) == 1
+    });
+    for is_reversed in [true, false] {
+        end(running, &[&guest]);
+        running = start(&host, is_reversed);
+    }
+    let buffer = guest.buffer(BUFFER);
+    guest.offer(RX, buffer, 1);
+    guest.kick(RX);
+    turn_until(&mut running.0, "it is refused", |_| {
+        guest.given_back(RX) == 1
+    });
+    let refusal = Header {
+        src_cid: 9,
+        dst_cid: 3,
+        src_port: 80,
+        dst_port: 1000,
+        socket_type: call.socket_type,
+        operation: Operation::Reset as u16,
+        ..Header::default()
+    };
+    assert_eq!(read_header(&guest, buffer), refusal);
+}
