@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit instructions circuit-library bench-copies bench-transparent small-vm sim soak kernel-tests transparent-suites fuzz api-fuzz mutants proofs interleavings check docs deny lint fmt tidy clean
+.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit instructions circuit-library bench-copies bench-transparent small-vm sim soak kernel-tests transparent-suites fuzz api-fuzz mutants proofs interleavings crashes check docs deny lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -108,6 +108,9 @@ interleavings:
 	@echo '[interleavings] a driver and a device, the ends of a circuit, a signal handler and the threads that map memory, under loom'
 	@RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$(TARGET_DIR)/loom LOOM_MAX_PREEMPTIONS=$(or $(PREEMPTIONS),4) \
 		$(CARGO) test --quiet --release --package ringdown-guestmem --package ringdown-shmring --lib interleavings
+
+crashes: setup ## have LIVES (3000) daemons end at any point, under guests with streams between them, three ways, in some six minutes
+	@RINGDOWN_CRASH_LIVES=$(or $(LIVES),3000) $(CARGO) test --package ringdown-device --test vmm deaths -- --nocapture --test-threads 2
 
 sim: setup ## simulate the switch, and the serial link, for ten minutes each (SIM_SECONDS=60 for one); a failing seed is printed
 	@RINGDOWN_SIM_SECONDS=$(or $(SIM_SECONDS),600) $(CARGO) test --release --package ringdown-vsock --lib every_schedule -- --nocapture

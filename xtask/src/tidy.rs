@@ -2,6 +2,7 @@
 
 mod links;
 mod modules;
+mod points;
 mod rooms;
 
 use std::fs;
@@ -31,6 +32,7 @@ pub fn run() -> Result<()> {
     )?));
     findings.extend(check_machine_paths(&root, &files));
     findings.extend(check_purity(&root, &files)?);
+    findings.extend(points::check(&root, &files)?);
     findings.extend(check_mutants(&root, &files)?);
     for note in length_notes(&root, &files)? {
         eprintln!("[tidy] note: {note}");

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::IoSliceMut;
 
+use guestmem::crash::{self, Point};
 use guestmem::queue::{Chain, Queue};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
@@ -184,6 +185,7 @@ impl Ring {
 
     pub(crate) fn interrupt(&mut self) {
         self.counts.interrupts += 1;
+        crash::point(Point::Interrupt);
         if let Some(call) = &self.call {
             // A full counter means that an interrupt is pending.
             let _ = rustix::io::write(call, &1u64.to_ne_bytes());

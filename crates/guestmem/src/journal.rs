@@ -10,7 +10,7 @@ use std::cmp::Ordering::{Equal, Greater};
 use std::fs::File;
 
 use crate::area::{Area, Refusal};
-use crate::crash;
+use crate::crash::Point;
 use crate::guest::{GuestMemory, MemoryError, RegionSpec};
 use crate::sync::Ordering;
 
@@ -79,8 +79,13 @@ impl Journal {
     pub fn create(file: File, records: usize) -> Result<Journal, JournalError> {
         let journal = Journal::map(file, records)?;
         let area = &journal.area;
-        area.store_u64(RECORDS_AT, records as u64, Ordering::Relaxed);
-        area.store_u64(MAGIC_AT, MAGIC, Ordering::Release);
+        area.publish_u64(
+            Point::JournalRecords,
+            RECORDS_AT,
+            records as u64,
+            Ordering::Relaxed,
+        );
+        area.publish_u64(Point::JournalMagic, MAGIC_AT, MAGIC, Ordering::Release);
         Ok(journal)
     }
 
@@ -141,7 +146,8 @@ impl Journal {
         for index in 0..self.written {
             for place in [place(index, 0), place(index, 1)] {
                 if self.turn_of(place) > self.turn {
-                    self.area.store_u64(place, 0, Ordering::Relaxed);
+                    self.area
+                        .publish_u64(Point::JournalForget, place, 0, Ordering::Relaxed);
                 }
             }
         }
@@ -184,7 +190,12 @@ impl Journal {
         if index >= self.written {
             self.written = index + 1;
             let written = self.written as u64;
-            self.area.store_u64(WRITTEN_AT, written, Ordering::Release);
+            self.area.publish_u64(
+                Point::JournalWritten,
+                WRITTEN_AT,
+                written,
+                Ordering::Release,
+            );
         }
         let places = [place(index, 0), place(index, 1)];
         let next = self.turn + 1;
@@ -194,21 +205,27 @@ impl Journal {
             turn => turn,
         });
         let place = places[usize::from(second < first)];
-        crash::point();
         let area = &self.area;
-        area.store_u64(place, next, Ordering::Relaxed);
-        crash::point();
-        area.store_u32(place + 8, record.len() as u32, Ordering::Relaxed);
-        area.store_u32(
+        area.publish_u64(Point::JournalPlace, place, next, Ordering::Relaxed);
+        area.publish_u32(
+            Point::JournalLen,
+            place + 8,
+            record.len() as u32,
+            Ordering::Relaxed,
+        );
+        let checksum = checksum_of(next, index, record);
+        area.publish_u32(
+            Point::JournalChecksum,
             place + 12,
-            checksum_of(next, index, record),
+            checksum,
             Ordering::Relaxed,
         );
         for (number, chunk) in record.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
             let at = place + 16 + 8 * number;
-            area.store_u64(at, u64::from_le_bytes(word), Ordering::Relaxed);
+            let word = u64::from_le_bytes(word);
+            area.publish_u64(Point::JournalWord, at, word, Ordering::Relaxed);
         }
         self.is_touched = true;
         true
@@ -219,10 +236,9 @@ impl Journal {
         if !std::mem::take(&mut self.is_touched) {
             return;
         }
-        crash::point();
         self.turn += 1;
-        self.area.store_u64(TURN_AT, self.turn, Ordering::Release);
-        crash::point();
+        self.area
+            .publish_u64(Point::JournalTurn, TURN_AT, self.turn, Ordering::Release);
     }
 
     fn turn_of(&self, place: usize) -> u64 {

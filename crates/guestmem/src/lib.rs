@@ -50,7 +50,7 @@
 
 #[cfg_attr(loom, path = "area/modelled.rs")]
 pub mod area;
-mod crash;
+pub mod crash;
 pub mod error;
 #[cfg_attr(miri, allow(dead_code))] // There are no mappings there, and no faults.
 pub mod fault;

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
+use guestmem::crash::{self, Point};
 use guestmem::queue::{Chain, Ledger, Queue};
 use policy::LineId;
 use vsock::Event;
@@ -49,6 +50,7 @@ impl Fabric {
         };
         // What the VMM has said is kept when it is answered, and a successor has to find what followed from it.
         self.commit();
+        crash::point(Point::Answer);
         // The thread that asked may have gone.
         let _ = message.answer.send(answer);
     }
@@ -70,6 +72,7 @@ impl Fabric {
         };
         let answer = self.obey(id, message.request);
         self.commit();
+        crash::point(Point::Answer);
         // The thread that asked may have gone.
         let _ = message.answer.send(answer);
     }
@@ -284,6 +287,7 @@ impl Fabric {
         }
         self.carry_out();
         self.commit();
+        crash::point(Point::RingStops);
         let Some(ring) = self
             .line(id)
             .and_then(|line| line.rings.get_mut(index)?.take())
@@ -388,5 +392,6 @@ impl Fabric {
             ring.enabled = false;
         }
         self.forget_guest(id);
+        crash::point(Point::LineFails);
     }
 }

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use guestmem::crash::{self, Point};
 use guestmem::journal::{Journal, JournalError, MAX_RECORD_BYTES, SHAPE};
 use guestmem::queue::{Chain, Positions};
 use keeper::Keeper;
@@ -170,7 +171,9 @@ fn create(keeper: &Keeper) -> io::Result<Journal> {
     ftruncate(&file, Journal::file_bytes(2 * CIRCUITS))?;
     let copy = File::from(file.try_clone()?);
     let journal = Journal::create(copy, 2 * CIRCUITS).map_err(io::Error::other)?;
+    crash::point(Point::Keeper);
     keeper.put(KEY, &[], &[file.as_fd()])?;
+    crash::point(Point::Keeper);
     Ok(journal)
 }
 
@@ -224,6 +227,7 @@ impl Fabric {
         };
         // Only now: nothing would take the changes without a journal.
         self.switch.record_changes();
+        crash::point(Point::TakeOver);
         self.inherit(&mut journal, &before.lines);
         self.handover.journal = Some(journal);
         self.commit();
@@ -404,6 +408,7 @@ impl Fabric {
         let out = |line: &mut LineIo| Some(line.rings[TX].as_ref()?.queue.out());
         let heads = self.line(id).and_then(out).unwrap_or_default();
         let mut pieces = 0;
+        crash::point(Point::ParkAgain);
         for head in heads {
             let mut chain = Chain::default();
             let ring = self.line(id).and_then(|line| line.rings[TX].as_ref());

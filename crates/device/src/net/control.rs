@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use guestmem::crash::{self, Point};
 use guestmem::queue::{FIRST_PACKED_BASE, FIRST_SPLIT_BASE, Ledger, Queue};
 use policy::LineId;
 
@@ -36,6 +37,7 @@ impl NetFabric {
             true => self.obey(number, message.request),
             false => Err("the port is closed".to_owned()),
         };
+        crash::point(Point::Answer);
         // The thread that asked may have gone.
         let _ = message.answer.send(answer);
     }

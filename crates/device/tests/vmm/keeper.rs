@@ -1,6 +1,7 @@
 //! Fabrics that end, and others that go on with the same VMMs by way of a keeper.
 
 mod circuits;
+mod deaths;
 
 use std::fs;
 use std::io::{ErrorKind, Read};

@@ -11,7 +11,7 @@ use std::fs::File;
 
 use super::{MAX_QUEUE_SIZE, QueueError};
 use crate::area::Area;
-use crate::crash;
+use crate::crash::Point;
 use crate::guest::{GuestMemory, MemoryError, RegionSpec};
 use crate::sync::Ordering;
 
@@ -71,8 +71,12 @@ impl Ledgers {
 
     /// Notes that a message of the VMM's is being read and answered, or that it has been.
     pub fn set_answering(&self, is_answering: bool) {
-        self.header
-            .store_u32(0, is_answering.into(), Ordering::Release);
+        self.header.publish_u32(
+            Point::LedgerAnswering,
+            0,
+            is_answering.into(),
+            Ordering::Release,
+        );
     }
 
     /// Whether the process before ended in the middle of an answer.
@@ -126,7 +130,8 @@ impl Ledger {
         for head in 0..size {
             self.clear(head);
         }
-        self.area.store_u16(SIZE, size, Ordering::Relaxed);
+        self.area
+            .publish_u16(Point::LedgerSize, SIZE, size, Ordering::Relaxed);
         self.set_published(used);
         self.found = Found::Nothing;
     }
@@ -172,25 +177,22 @@ impl Ledger {
     #[inline]
     pub(super) fn mark(&mut self, head: u16) {
         self.taken = self.taken.saturating_add(1);
-        crash::point();
         self.area
-            .store_u64(mark(head), self.taken, Ordering::Release);
-        crash::point();
+            .publish_u64(Point::LedgerMark, mark(head), self.taken, Ordering::Release);
     }
 
     /// It is not any more. Called after the driver can see so.
     #[inline]
     pub(super) fn clear(&self, head: u16) {
-        crash::point();
-        self.area.store_u64(mark(head), 0, Ordering::Release);
+        self.area
+            .publish_u64(Point::LedgerClear, mark(head), 0, Ordering::Release);
     }
 
     /// The marks of what is in the used ring up to here are away.
     #[inline]
     pub(super) fn set_published(&self, used: u16) {
-        crash::point();
-        self.area.store_u16(PUBLISHED, used, Ordering::Release);
-        crash::point();
+        self.area
+            .publish_u16(Point::LedgerPublished, PUBLISHED, used, Ordering::Release);
     }
 }
 

@@ -38,6 +38,7 @@ use super::{
     samples,
 };
 use crate::area::Area;
+use crate::crash::Point;
 use crate::guest::GuestMemory;
 use crate::sync::{Ordering, full_fence};
 
@@ -321,7 +322,9 @@ impl Packed {
     #[inline]
     fn store_word(&self, index: u16, word: u64, ordering: Ordering) {
         let offset = DESCRIPTOR_LEN * usize::from(index) + 8;
-        self.areas.descriptors.store_u64(offset, word, ordering);
+        self.areas
+            .descriptors
+            .publish_u64(Point::PackedDescriptor, offset, word, ordering);
     }
 
     fn set_device_event(&mut self, event: u32) {
@@ -329,7 +332,7 @@ impl Packed {
             self.device_event = event;
             self.areas
                 .device_event
-                .store_u32(0, event, Ordering::Relaxed);
+                .publish_u32(Point::PackedEvent, 0, event, Ordering::Relaxed);
         }
     }
 }

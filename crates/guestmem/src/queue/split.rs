@@ -23,7 +23,7 @@ use super::{
     Chain, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area, needs_event, samples,
 };
 use crate::area::Area;
-use crate::crash;
+use crate::crash::Point;
 use crate::guest::GuestMemory;
 use crate::sync::{Ordering, full_fence};
 
@@ -266,10 +266,10 @@ impl Split {
         let element = USED_RING + 8 * self.slot(self.next_used);
         self.areas
             .used
-            .store_u32(element, u32::from(head), Ordering::Relaxed);
+            .publish_u32(Point::UsedHead, element, u32::from(head), Ordering::Relaxed);
         self.areas
             .used
-            .store_u32(element + 4, written, Ordering::Relaxed);
+            .publish_u32(Point::UsedLen, element + 4, written, Ordering::Relaxed);
         self.next_used = self.next_used.next();
     }
 
@@ -278,12 +278,10 @@ impl Split {
         if old == new {
             return false;
         }
-        crash::point();
         // Everything written before, the chains' bytes too, is visible to a driver that sees the new index.
         self.areas
             .used
-            .store_u16(USED_INDEX, new.get(), Ordering::Release);
-        crash::point();
+            .publish_u16(Point::UsedIndex, USED_INDEX, new.get(), Ordering::Release);
         self.published_used = new;
         self.note_published(old, new);
         let first = !self.has_published;
@@ -329,7 +327,8 @@ impl Split {
 
     pub(super) fn enable_notifications(&mut self) -> bool {
         if self.setup.event_index {
-            self.areas.used.store_u16(
+            self.areas.used.publish_u16(
+                Point::AvailableEvent,
                 self.available_event_offset(),
                 self.next_available.get(),
                 Ordering::Relaxed,
@@ -478,7 +477,7 @@ impl Split {
             self.used_flags = flags;
             self.areas
                 .used
-                .store_u16(USED_FLAGS, flags, Ordering::Relaxed);
+                .publish_u16(Point::UsedFlags, USED_FLAGS, flags, Ordering::Relaxed);
         }
     }
 

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use guestmem::crash::{self, Point};
 use guestmem::guest::{GuestMemory, RegionSpec};
 use guestmem::queue::{Found, Ledger, Ledgers};
 use keeper::Keeper;
@@ -178,7 +179,9 @@ impl Keep {
             network: network.clone(),
         })?;
         let descriptors = [listener.socket.as_fd()];
+        crash::point(Point::Keeper);
         self.keeper.put(&self.listener_key, &record, &descriptors)?;
+        crash::point(Point::Keeper);
         Ok(listener)
     }
 
@@ -280,6 +283,7 @@ impl Keep {
     pub(in crate::frontend) fn hang_up(&self) {
         let is_closed = sys::lock(&self.is_closed);
         if !*is_closed {
+            crash::point(Point::Keeper);
             self.keeper.drop_item(&self.vmm_key);
         }
     }
@@ -289,6 +293,7 @@ impl Keep {
         let mut is_closed = sys::lock(&self.is_closed);
         *is_closed = true;
         for key in [&self.vmm_key, &self.listener_key] {
+            crash::point(Point::Keeper);
             self.keeper.drop_item(key);
         }
     }
@@ -305,7 +310,12 @@ impl Keep {
         let is_closed = sys::lock(&self.is_closed);
         match *is_closed {
             true => Err(io::Error::other("the line is closed")),
-            false => self.keeper.put(&self.vmm_key, value, descriptors),
+            false => {
+                crash::point(Point::Keeper);
+                self.keeper.put(&self.vmm_key, value, descriptors)?;
+                crash::point(Point::Keeper);
+                Ok(())
+            }
         }
     }
 }
