@@ -32,6 +32,7 @@ mod fault;
 mod frontend;
 mod handshakes;
 mod host_socket;
+mod journals;
 mod kept;
 mod line;
 mod nap;

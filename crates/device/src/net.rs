@@ -350,6 +350,8 @@ impl NetFabric {
     pub fn set_link(&mut self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
         let (network, number) = self.port_named(network, vm)?;
         self.note_link(number, up);
+        // Before anyone can see that it is so.
+        self.note_rest();
         let port = &self.ports[number];
         self.networks[network].bridge.set_link(port.id, up);
         match (up, port.frontend.is_some()) {

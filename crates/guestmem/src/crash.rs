@@ -67,9 +67,9 @@ points! {
     Interrupt,
     /// A ring is stopped, maybe in the middle of a turn that goes on for others.
     RingStops,
-    /// A line has failed, likewise.
+    /// A line or a network's port has failed, likewise.
     LineFails,
-    /// What a predecessor wrote down of circuits is about to be gone on with.
+    /// What a predecessor wrote down of circuits, or of a network's port, is about to be gone on with.
     TakeOver,
     /// What a predecessor parked of a line is about to be parked again.
     ParkAgain,
@@ -118,8 +118,8 @@ pub mod process {
 
     use super::Point;
 
-    /// The exit status of a process that ended at the first of [`Point::ALL`]; that of the next is one more.
-    pub const FIRST_STATUS: i32 = 100;
+    /// The exit status of a process that ended at the first of [`Point::ALL`]; that of the next is one more. A test that fails ends with 101.
+    pub const FIRST_STATUS: i32 = 110;
 
     const PAUSE: Duration = Duration::from_millis(2);
     const NONE: u32 = u32::MAX;

@@ -5,18 +5,15 @@
 //! is stored in memory of our own is lost, and its circuits are reset, as are those with ends at the host.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use guestmem::crash::{self, Point};
-use guestmem::journal::{Journal, JournalError, MAX_RECORD_BYTES, SHAPE};
+use guestmem::journal::{Journal, MAX_RECORD_BYTES, SHAPE};
 use guestmem::queue::{Chain, Positions};
 use keeper::Keeper;
 use policy::LineId;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
 use vsock::{CircuitId, Event, Inherited, Reason, Record, Side, UnsentReset};
 use wire::vsock::{HEADER_LEN, Header, Operation};
@@ -26,6 +23,7 @@ use super::park::PARKED_PIECES;
 use super::tx::Packet;
 use crate::circuit::CircuitIo;
 use crate::frontend::{Frontend, KEPT_VERSION, RingPositions};
+use crate::journals::KeptJournal;
 use crate::line::{LineIo, StoppedRing};
 use crate::vsock::{FEATURE_SEQPACKET, RINGS, RX, TX};
 
@@ -44,8 +42,11 @@ const START_INTERVAL: Duration = Duration::from_millis(1);
 /// What is kept for the next daemon: its name, and which versions of it this one reads. The last is the one that it writes.
 pub const FORMATS: [(&str, &[u32]); 2] = [("journal", &[SHAPE as u32]), ("vmm", &[KEPT_VERSION])];
 
-/// Under which the keeper has the journal.
-const KEY: &str = "journal";
+const JOURNAL: KeptJournal = KeptJournal {
+    key: "journal",
+    records: 2 * CIRCUITS,
+    loss: "circuits end",
+};
 
 /// What is written down of a line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -109,8 +110,7 @@ fn circuit_index(index: u32) -> usize {
 }
 
 impl Before {
-    fn read(file: OwnedFd) -> Result<Before, JournalError> {
-        let journal = Journal::open(File::from(file), 2 * CIRCUITS)?;
+    fn read(journal: Journal) -> Before {
         let mut lines = HashMap::new();
         for index in (0..journal.written()).step_by(2) {
             let Some(bytes) = journal.read(index) else {
@@ -128,28 +128,19 @@ impl Before {
             };
             lines.insert(record.vm.to_owned(), line);
         }
-        Ok(Before {
+        Before {
             journal: Some(journal),
             lines,
-        })
+        }
     }
 }
 
 impl Handover {
     /// Finds what a predecessor has left with this keeper.
     fn of(keeper: &Keeper) -> io::Result<Handover> {
-        let item = keeper.take(KEY);
-        let file = item.and_then(|item| item.descriptors.into_iter().next());
-        let before = match file.map(Before::read).transpose() {
-            Ok(before) => before.unwrap_or_default(),
-            Err(error @ JournalError::Newer) => return Err(io::Error::other(error)),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read what the daemon before wrote down of circuits: they end");
-                Before::default()
-            }
-        };
+        let before = JOURNAL.of_before(keeper)?.map(Before::read);
         Ok(Handover {
-            before: Some(before),
+            before: Some(before.unwrap_or_default()),
             ..Handover::default()
         })
     }
@@ -164,17 +155,6 @@ impl Handover {
     fn waits(&self) -> bool {
         self.before.is_some()
     }
-}
-
-fn create(keeper: &Keeper) -> io::Result<Journal> {
-    let file = memfd_create("ringdown-journal", MemfdFlags::CLOEXEC)?;
-    ftruncate(&file, Journal::file_bytes(2 * CIRCUITS))?;
-    let copy = File::from(file.try_clone()?);
-    let journal = Journal::create(copy, 2 * CIRCUITS).map_err(io::Error::other)?;
-    crash::point(Point::Keeper);
-    keeper.put(KEY, &[], &[file.as_fd()])?;
-    crash::point(Point::Keeper);
-    Ok(journal)
 }
 
 impl Fabric {
@@ -217,7 +197,7 @@ impl Fabric {
         self.handover.taken_over = Some(TakenOver::default());
         let mut journal = match before.journal {
             Some(journal) => journal,
-            None => match create(&keeper) {
+            None => match JOURNAL.create(&keeper) {
                 Ok(journal) => journal,
                 Err(error) => {
                     tracing::warn!(%error, "cannot write down circuits: they end with this daemon");

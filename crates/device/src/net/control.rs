@@ -148,6 +148,7 @@ impl NetFabric {
             return port.first_base;
         };
         ring.ring.publish();
+        crash::point(Point::RingStops);
         // A guest that sleeps for an interrupt that was held back would sleep on when its ring comes back.
         if ring.moderation.expire(self.now) {
             ring.ring.interrupt();
@@ -169,5 +170,6 @@ impl NetFabric {
         port.last_fault.set(error);
         tracing::warn!(vm = port.vm, %error, "the guest's network device failed; a reset of the guest's driver brings it back");
         self.forget_rings(number);
+        crash::point(Point::LineFails);
     }
 }

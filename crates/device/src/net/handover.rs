@@ -4,32 +4,32 @@
 //! It is written down ([`guestmem::journal`]) before any frame is passed on that was judged by it.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::time::Duration;
 
-use guestmem::journal::{Journal, JournalError, MAX_RECORD_BYTES};
+use guestmem::crash::{self, Point};
+use guestmem::journal::{Journal, MAX_RECORD_BYTES};
 use keeper::Keeper;
 use l2::bridge::{PortId, Used, UsedAddress, VlanId};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use serde::{Deserialize, Serialize};
 use wire::ethernet::MacAddress;
 
 use super::{Behind, NetFabric};
+use crate::journals::KeptJournal;
 
-/// Under which the keeper has the journal.
-const KEY: &str = "networks";
-
-/// What may be written down at once; what is more ends with this process.
-const RECORDS: usize = 1 << 17;
+const JOURNAL: KeptJournal = KeptJournal {
+    key: "networks",
+    // What is more ends with this process.
+    records: 1 << 17,
+    loss: "the first port of a network to use an address has it",
+};
 
 /// A record: the network's full name, and the VM's of the port, or none for the uplink's.
 #[derive(Debug, Serialize, Deserialize)]
-struct Record<'a> {
-    network: &'a str,
-    vm: Option<&'a str>,
-    known: Known,
+pub(super) struct Record<'a> {
+    pub(super) network: &'a str,
+    pub(super) vm: Option<&'a str>,
+    pub(super) known: Known,
 }
 
 /// A network, and a VM with a port in it, or none for the uplink.
@@ -37,7 +37,7 @@ type Place = (String, Option<String>);
 
 /// What is known of a port.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum Known {
+pub(super) enum Known {
     /// It uses an address, and is to have it for so many seconds also if it is silent.
     Mac(u16, [u8; 6], u32),
     Ipv6(u16, [u8; 16], u32),
@@ -94,18 +94,10 @@ impl Known {
 impl Handover {
     /// Finds what a predecessor has left with this keeper, or begins anew.
     pub(super) fn of(keeper: &Keeper) -> io::Result<Handover> {
-        let item = keeper.take(KEY);
-        let file = item.and_then(|item| item.descriptors.into_iter().next());
-        let opened = file.map(|file| Journal::open(File::from(file), RECORDS));
         let mut handover = Handover::default();
-        match opened.transpose() {
-            Ok(Some(journal)) => handover.read(journal),
-            Ok(None) => handover.journal = Some(create(keeper)?),
-            Err(error @ JournalError::Newer) => return Err(io::Error::other(error)),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read which addresses networks' ports used: the first to use one has it");
-                handover.journal = Some(create(keeper)?);
-            }
+        match JOURNAL.of_before(keeper)? {
+            Some(journal) => handover.read(journal),
+            None => handover.journal = Some(JOURNAL.create(keeper)?),
         }
         Ok(handover)
     }
@@ -170,15 +162,6 @@ impl Handover {
     }
 }
 
-fn create(keeper: &Keeper) -> io::Result<Journal> {
-    let file = memfd_create("ringdown-networks", MemfdFlags::CLOEXEC)?;
-    ftruncate(&file, Journal::file_bytes(RECORDS))?;
-    let copy = File::from(file.try_clone()?);
-    let journal = Journal::create(copy, RECORDS).map_err(io::Error::other)?;
-    keeper.put(KEY, &[], &[file.as_fd()])?;
-    Ok(journal)
-}
-
 impl NetFabric {
     /// Has a new port go on with what a port of the same place had in the daemon before. Returns whether its link is up.
     pub(super) fn inherit(&mut self, network: usize, id: PortId, vm: Option<&str>) -> bool {
@@ -190,6 +173,7 @@ impl NetFabric {
         }
         for (place, known) in before {
             self.handover.erase(place);
+            crash::point(Point::TakeOver);
             match known.used() {
                 Some((used, kept)) => {
                     let bridge = &mut self.networks[network].bridge;
@@ -214,10 +198,14 @@ impl NetFabric {
 
     /// Writes down which addresses of a network have other users than before. Called before its frames are passed on.
     pub(super) fn note_used(&mut self, index: usize) {
-        if !self.handover.is_in_use() {
-            return;
+        if self.handover.is_in_use() {
+            self.note_changed(index);
+            self.commit_noted();
         }
-        self.note_changed(index);
+    }
+
+    /// Has all count that was written down. What was inherited is written anew in the same moment in which it does not count any more where it was.
+    fn commit_noted(&mut self) {
         while let Some(index) = self.handover.inherited.pop() {
             self.note_changed(index);
         }
@@ -245,10 +233,12 @@ impl NetFabric {
         }
     }
 
-    /// Writes down all that has changed and was not yet.
+    /// Writes down what has changed beside what frames have: ports and links, and what is not inherited.
     pub(super) fn note_rest(&mut self) {
-        self.forget_before();
-        self.note_used(usize::MAX);
+        if self.handover.is_in_use() {
+            self.forget_before();
+            self.commit_noted();
+        }
     }
 
     /// Writes down that a port's link was taken down, or is up.

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use etherparse::PacketBuilder;
+use guestmem::journal::SHAPE;
 use keeper::{Holder, Keeper, KeeperError};
 use l2::bridge::PortConfig;
 
 use super::setup::{Driver, Guest, LAN, Setup, frame, mac};
+use crate::net::handover::{Known, Record};
 
 fn keeper() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
@@ -150,4 +152,34 @@ fn a_network_that_is_removed_leaves_nothing() {
     learning(&mut setup, 1);
     let bridge = &setup.fabric.networks[0].bridge;
     assert_eq!(bridge.ipv6_bindings(setup.fabric.now).count(), 0);
+}
+
+/// What records look like in each shape: of either kind of address, and of a link.
+const SHAPES: [(u8, [&str; 3]); 1] = [(
+    2,
+    [
+        "036c616e01037765620005020000000001ac02",
+        "036c616e0001ff1ffd00000000000000000000000000005000",
+        "036c616e010377656202",
+    ],
+)];
+
+#[test]
+fn the_records_are_of_their_shape() {
+    let address: Ipv6Addr = "fd00::50".parse().unwrap();
+    let known = [
+        (Some("web"), Known::Mac(5, mac(1).0, 300)),
+        (None, Known::Ipv6(4095, address.octets(), 0)),
+        (Some("web"), Known::Down),
+    ];
+    let bytes = known.map(|(vm, known)| {
+        let network = LAN;
+        let record = Record { network, vm, known };
+        let bytes = postcard::to_allocvec(&record).unwrap();
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        hex
+    });
+    let found = (SHAPE, bytes.each_ref().map(String::as_str));
+    let words = "records have changed: raise SHAPE in guestmem/src/journal.rs, and add a line to SHAPES, here and in the fabric's";
+    assert_eq!(found, SHAPES[SHAPES.len() - 1], "{words}");
 }

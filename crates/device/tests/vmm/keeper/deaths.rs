@@ -1,14 +1,15 @@
-//! Daemons that end at any point, one after the other, under guests with streams between them.
+//! Daemons that end at any point, one after the other, under guests with streams between them, and under guests in a network.
 //!
 //! A daemon is a process of its own, so that after a point nothing of it is stored. The keeper, the VMMs and the guests are here.
 
+mod network;
 mod scene;
 mod station;
 
 use std::collections::BTreeMap;
 use std::env;
 use std::os::unix::process::{ExitStatusExt, parent_id};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,30 +24,101 @@ use crate::turns::allow_everyone;
 use crate::{config_of, fabric};
 use scene::{Kind, Scene};
 
-/// What the other process is told: where sockets are, how many lines there are, where it ends, after how many times it was there, and
+/// What the other process is told: where sockets are, how many guests there are, where it ends, after how many times it was there, and
 /// after how many more points.
 const WORDS: &str = "RINGDOWN_TEST_DAEMON";
 
 /// How many daemons end, instead of a few hundred.
 const LIVES: &str = "RINGDOWN_CRASH_LIVES";
 
+/// How many of them end under the same guests.
+const LIVES_OF_A_SCENE: u64 = 30;
+
 /// Points that a daemon with split rings does not come to.
-const ELSEWHERE: [Point; 2] = [Point::PackedDescriptor, Point::PackedEvent];
+const PACKED: [Point; 2] = [Point::PackedDescriptor, Point::PackedEvent];
+
+/// Points that hardly another daemon than the first comes to.
+const FIRST: [Point; 3] = [
+    Point::JournalRecords,
+    Point::JournalMagic,
+    Point::JournalWritten,
+];
+
+/// Random numbers of a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Dice {
+        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        // xorshift64
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 20) % bound as u64) as usize
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+}
+
+/// Where a daemon ends: at a point or at any, after how many times it was there, and after how many more points.
+#[derive(Debug, Clone, Copy)]
+struct Death {
+    at: Option<Point>,
+    after: u64,
+    then: u64,
+}
+
+impl Death {
+    const NEVER: Death = Death {
+        at: None,
+        after: u64::MAX,
+        then: 0,
+    };
+
+    fn new(dice: &mut Dice, at: Option<Point>) -> Death {
+        let exponent = match at {
+            Some(_) => 7,
+            None => 14,
+        };
+        let exponent = dice.below(exponent);
+        let after = dice.below(1 << exponent) as u64;
+        let then = match at {
+            Some(_) if dice.one_in(2) => dice.below(100) as u64,
+            _ => 0,
+        };
+        Death { at, after, then }
+    }
+}
+
+/// A point, unless daemons do not come there, or hardly.
+fn some_point(dice: &mut Dice, elsewhere: &[Point]) -> Option<Point> {
+    let index = dice.below(Point::ALL.len());
+    Some(Point::ALL[index]).filter(|at| !elsewhere.contains(at))
+}
 
 fn configs(directory: &Path, lines: u32) -> Vec<LineConfig> {
     let config = |cid| config_of(directory, &format!("v{cid}"), cid);
     (3..3 + lines).map(config).collect()
 }
 
-/// A fabric with these lines, as a daemon starts one.
-fn start(directory: &Path, lines: u32) -> (Fabric, Arc<Keeper>) {
-    let keeper = loop {
+fn attach(directory: &Path) -> Arc<Keeper> {
+    loop {
         match Keeper::attach(&directory.join("keeper")) {
             // The one before is gone, and the keeper has yet to see it.
             Err(KeeperError::Busy { .. }) => std::thread::yield_now(),
-            attached => break Arc::new(attached.unwrap()),
+            attached => return Arc::new(attached.unwrap()),
         }
-    };
+    }
+}
+
+/// A fabric with these lines, as a daemon starts one.
+fn start(directory: &Path, lines: u32) -> (Fabric, Arc<Keeper>) {
+    let keeper = attach(directory);
     let mut fabric = fabric();
     fabric.set_keeper(keeper.clone()).unwrap();
     for config in configs(directory, lines) {
@@ -57,18 +129,26 @@ fn start(directory: &Path, lines: u32) -> (Fabric, Arc<Keeper>) {
     (fabric, keeper)
 }
 
-#[test]
-#[ignore = "the other process of the tests below"]
-fn daemon() {
-    let Ok(words) = env::var(WORDS) else { return };
+/// What this process is told, if it is a daemon: where sockets are, and how many guests there are. From now on it ends where it is told to.
+fn told() -> Option<(PathBuf, u32)> {
+    let words = env::var(WORDS).ok()?;
     let words: Vec<&str> = words.split('\n').collect();
-    let [directory, lines, at, after, then] = words[..] else {
+    let [directory, guests, at, after, then] = words[..] else {
         panic!("{words:?}");
     };
     let at = at.parse().ok().map(|index: usize| Point::ALL[index]);
-    let parent = parent_id();
     arm(at, after.parse().unwrap(), then.parse().unwrap());
-    let (mut fabric, _keeper) = start(Path::new(directory), lines.parse().unwrap());
+    Some((PathBuf::from(directory), guests.parse().unwrap()))
+}
+
+#[test]
+#[ignore = "the other process of the tests below"]
+fn daemon() {
+    let parent = parent_id();
+    let Some((directory, lines)) = told() else {
+        return;
+    };
+    let (mut fabric, _keeper) = start(&directory, lines);
     while parent_id() == parent {
         fabric.turn(Some(Duration::from_millis(50))).unwrap();
     }
@@ -78,17 +158,15 @@ fn daemon() {
 struct Daemon(Child);
 
 impl Daemon {
-    fn spawn(directory: &Path, lines: u32, at: Option<Point>, (after, then): (u64, u64)) -> Daemon {
+    /// Starts the daemon that is the test of this name.
+    fn spawn(test: &str, directory: &Path, guests: u32, death: Death) -> Daemon {
+        let Death { at, after, then } = death;
         let at = at.map_or("any".to_owned(), |at| (at as u8).to_string());
-        let words = format!("{}\n{lines}\n{at}\n{after}\n{then}", directory.display());
+        let words = format!("{}\n{guests}\n{at}\n{after}\n{then}", directory.display());
+        let test = format!("keeper::deaths::{test}");
         let mut command = Command::new(env::current_exe().unwrap());
         command
-            .args([
-                "--exact",
-                "keeper::deaths::daemon",
-                "--ignored",
-                "--nocapture",
-            ])
+            .args(["--exact", &test, "--ignored", "--nocapture"])
             .env(WORDS, words)
             .stdout(Stdio::null());
         Daemon(command.spawn().unwrap())
@@ -114,55 +192,55 @@ impl Daemon {
     }
 }
 
-/// Has so many daemons end, in scenes of this kind. Returns how many ended at each point.
-fn deaths(seed: u64, kind: Kind, scenes: u64, lives: u64) -> BTreeMap<Point, u32> {
-    let mut deaths = BTreeMap::new();
-    let (mut circuits, mut bytes) = (0, 0);
-    for scene in 0..scenes {
-        let seed = seed + scene;
-        let mut scene = Scene::new(seed, kind);
-        for life in 0..lives {
-            if let Some(point) = scene.live(seed * lives + life) {
-                *deaths.entry(point).or_default() += 1;
-            }
+/// Has daemons end, so many in the short form. `play` has those of a scene end, and returns where they did, and how much it has seen.
+fn run(name: &str, short: u64, elsewhere: &[Point], play: impl Fn(u64) -> (Vec<Point>, [u64; 2])) {
+    let lives = env::var(LIVES).map_or(short, |lives| lives.parse().unwrap());
+    let mut deaths = BTreeMap::<Point, u64>::new();
+    let mut seen = [0; 2];
+    for seed in 1..=lives.div_ceil(LIVES_OF_A_SCENE) {
+        let (points, more) = play(seed);
+        for point in points {
+            *deaths.entry(point).or_default() += 1;
         }
-        let (more, arrived) = scene.finish();
-        (circuits, bytes) = (circuits + more, bytes + arrived);
+        seen = [seen[0] + more[0], seen[1] + more[1]];
     }
-    eprintln!("{circuits} circuits, {bytes} bytes");
-    deaths
-}
-
-fn lives(short: u64) -> u64 {
-    env::var(LIVES).map_or(short, |lives| lives.parse().unwrap())
-}
-
-fn run(kind: Kind, short: u64) {
-    const LIVES_OF_A_SCENE: u64 = 30;
-    let lives = lives(short);
-    let deaths = deaths(1, kind, lives.div_ceil(LIVES_OF_A_SCENE), LIVES_OF_A_SCENE);
-    let count: u32 = deaths.values().sum();
-    eprintln!("{kind:?}: {lives} daemons, of which {count} ended at {deaths:?}");
-    assert!(u64::from(count) > lives / 3, "{deaths:?}");
-    // Guests that are calm say nothing to their VMMs.
-    if lives >= 3000 && kind != Kind::Calm {
-        let is_missing = |point: &&Point| !ELSEWHERE.contains(point) && !deaths.contains_key(point);
+    let count: u64 = deaths.values().sum();
+    eprintln!("{name}: {seen:?} seen; {lives} daemons, of which {count} ended at {deaths:?}");
+    assert!(count > lives / 3, "{deaths:?}");
+    if lives >= 3000 {
+        let is_missing = |point: &&Point| !elsewhere.contains(point) && !deaths.contains_key(point);
         let missing: Vec<_> = Point::ALL.iter().filter(is_missing).collect();
         assert!(missing.is_empty(), "no daemon ended at {missing:?}");
     }
 }
 
+/// Circuits between guests, and how many bytes arrived.
+fn run_scenes(kind: Kind, short: u64, elsewhere: &[Point]) {
+    run(&format!("{kind:?}"), short, elsewhere, |seed| {
+        let mut scene = Scene::new(seed, kind);
+        let lives = seed * LIVES_OF_A_SCENE..(seed + 1) * LIVES_OF_A_SCENE;
+        let points = lives.filter_map(|life| scene.live(life)).collect();
+        (points, scene.finish())
+    });
+}
+
 #[test]
 fn no_byte_is_lost_wherever_daemons_end() {
-    run(Kind::Calm, 150);
+    // Guests that are calm say nothing to their VMMs.
+    run_scenes(Kind::Calm, 150, Point::ALL);
 }
 
 #[test]
 fn no_circuit_is_left_half_wherever_daemons_end() {
-    run(Kind::Rough, 150);
+    run_scenes(Kind::Rough, 150, &PACKED);
 }
 
 #[test]
 fn what_had_to_be_stored_costs_its_circuits_alone_wherever_daemons_end() {
-    run(Kind::Full, 100);
+    run_scenes(Kind::Full, 100, &PACKED);
+}
+
+#[test]
+fn no_address_in_use_is_another_guests_wherever_daemons_end() {
+    run("Network", 100, &network::ELSEWHERE, network::play);
 }

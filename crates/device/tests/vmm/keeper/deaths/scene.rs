@@ -4,12 +4,11 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use device::CircuitFilter;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vsock::CircuitState;
-use wire::vsock::{Header, Operation, SHUTDOWN_BOTH, SocketType};
+use wire::vsock::{HEADER_LEN, Header, Operation, SHUTDOWN_BOTH, SocketType};
 
-use super::station::{Heard, Options, PAYLOAD, Station};
-use super::{Daemon, ELSEWHERE, Host, Point, start};
+use super::station::{Heard, Options, PAYLOAD, Station, is_interrupted};
+use super::{Daemon, Death, Dice, FIRST, Host, PACKED, Point, some_point, start};
 use crate::PATIENCE;
 
 /// Where guests listen.
@@ -18,13 +17,6 @@ const PORT: u32 = 80;
 const ROOM: u32 = 48 * 1024;
 /// Steps of a daemon's life at most.
 const STEPS: u64 = 60;
-
-/// Points that hardly another daemon than the first comes to.
-const FIRST: [Point; 3] = [
-    Point::JournalRecords,
-    Point::JournalMagic,
-    Point::JournalWritten,
-];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -108,7 +100,7 @@ pub struct Scene {
     is_ready: bool,
     /// Stations that take nothing for a while.
     slow: HashSet<usize>,
-    random: u64,
+    dice: Dice,
     words: String,
 }
 
@@ -128,7 +120,7 @@ impl Scene {
             next_port: 1000,
             is_ready: false,
             slow: HashSet::new(),
-            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            dice: Dice::new(seed),
             words: format!("seed {seed}"),
         };
         let lines = 2 + (seed % 3) as u32;
@@ -158,7 +150,7 @@ impl Scene {
     fn get_acquainted(&mut self) {
         self.stations.iter_mut().for_each(Station::begin_life);
         let lines = self.stations.len() as u32;
-        let daemon = Daemon::spawn(self.host.path(), lines, None, (u64::MAX, 0));
+        let daemon = Daemon::spawn("daemon", self.host.path(), lines, Death::NEVER);
         let until = Instant::now() + PATIENCE;
         while !self.stations.iter().all(Station::is_served) || !self.all_have_called() {
             assert!(Instant::now() < until, "{}: all are served", self.words);
@@ -201,11 +193,7 @@ impl Scene {
     }
 
     fn below(&mut self, bound: usize) -> usize {
-        // xorshift64
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        ((self.random >> 20) % bound as u64) as usize
+        self.dice.below(bound)
     }
 
     fn one_in(&mut self, count: usize) -> bool {
@@ -218,29 +206,15 @@ impl Scene {
             0 if self.kind != Kind::Calm && !std::mem::replace(&mut self.is_ready, true) => {
                 Some(FIRST[self.below(FIRST.len())])
             }
-            0 => {
-                let index = self.below(Point::ALL.len());
-                Some(Point::ALL[index]).filter(|at| !ELSEWHERE.contains(at))
-            }
+            0 => some_point(&mut self.dice, &PACKED),
             _ => None,
         };
-        let exponent = match at {
-            Some(_) => 7,
-            None => 14,
-        };
-        let exponent = self.below(exponent);
-        let after = self.below(1 << exponent) as u64;
-        let then = match at {
-            Some(_) if self.one_in(2) => self.below(100) as u64,
-            _ => 0,
-        };
-        self.words = format!(
-            "{} {life}: {at:?} {after} {then}",
-            self.words.split(',').next().unwrap_or_default()
-        );
+        let death = Death::new(&mut self.dice, at);
+        let scene = self.words.split(',').next().unwrap_or_default();
+        self.words = format!("{scene}, {life}: {death:?}");
         self.stations.iter_mut().for_each(Station::begin_life);
         let lines = self.stations.len() as u32;
-        let mut daemon = Daemon::spawn(self.host.path(), lines, at, (after, then));
+        let mut daemon = Daemon::spawn("daemon", self.host.path(), lines, death);
         let mut steps = 0;
         // What is missing is met by the last daemon.
         let died = loop {
@@ -263,15 +237,7 @@ impl Scene {
 
     /// Waits a moment for an interrupt. Returns whether there may be something.
     fn progressed(&mut self) -> bool {
-        let calls = self.stations.iter().flat_map(Station::calls);
-        let mut wanted: Vec<PollFd<'_>> = calls
-            .map(|call| PollFd::from_borrowed_fd(call, PollFlags::IN))
-            .collect();
-        let moment = Timespec {
-            tv_sec: 0,
-            tv_nsec: 2_000_000,
-        };
-        poll(&mut wanted, Some(&moment)).is_ok_and(|ready| ready > 0) || self.one_in(4)
+        is_interrupted(&self.stations) || self.one_in(4)
     }
 
     fn step(&mut self) {
@@ -331,7 +297,9 @@ impl Scene {
                     self.forget(station);
                 }
             }
-            for (header, payload) in self.stations[station].service() {
+            for mut packet in self.stations[station].service() {
+                let payload = packet.split_off(HEADER_LEN);
+                let header = Header::from_bytes(&packet.try_into().unwrap());
                 self.take(station, &header, &payload);
             }
         }
@@ -371,7 +339,7 @@ impl Scene {
         let end = &mut self.circuits[circuit].ends[side];
         end.shown = end.consumed;
         let station = end.station;
-        self.stations[station].send_later(header);
+        self.stations[station].send_later(&header.to_bytes());
     }
 
     fn call(&mut self, station: usize) {
@@ -440,7 +408,7 @@ impl Scene {
         let payload: Vec<u8> = (start..end.sent)
             .map(|place| byte(circuit, side, place))
             .collect();
-        self.stations[end.station].send(&header, &payload);
+        self.stations[end.station].send(&header.to_bytes(), &payload);
     }
 
     fn consume(&mut self) {
@@ -473,7 +441,7 @@ impl Scene {
             flags: SHUTDOWN_BOTH,
             ..self.header(circuit, side, Operation::Shutdown)
         };
-        self.stations[self.circuits[circuit].ends[side].station].send_later(header);
+        self.stations[self.circuits[circuit].ends[side].station].send_later(&header.to_bytes());
     }
 
     fn take(&mut self, station: usize, header: &Header, payload: &[u8]) {
@@ -602,7 +570,7 @@ impl Scene {
     }
 
     /// The last fabric lives on: everything arrives, and nothing is left behind. Returns how many circuits there were, and how many bytes arrived.
-    pub fn finish(mut self) -> (usize, u64) {
+    pub fn finish(mut self) -> [u64; 2] {
         let running = start(self.host.path(), self.stations.len() as u32);
         let (mut fabric, keeper) = running;
         let mut turn_until =
@@ -669,7 +637,7 @@ impl Scene {
         drop((fabric, keeper));
         let ends = self.circuits.iter().flat_map(|circuit| &circuit.ends);
         let bytes = ends.map(|end| u64::from(end.received)).sum();
-        (self.circuits.len(), bytes)
+        [self.circuits.len() as u64, bytes]
     }
 
     fn consume_all(&mut self) {

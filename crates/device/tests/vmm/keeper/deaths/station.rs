@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use guestmem::guest::Range;
 use guestmem_driver::{Arena, DriverQueue};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use wire::vsock::{HEADER_LEN, Header};
+use wire::vsock::HEADER_LEN;
 
 use crate::guest::{RX, TX, quads, request};
 
@@ -78,9 +78,22 @@ struct Running {
     /// Answers about the rings' bases that are still to come: the guest waits for them.
     awaits: usize,
     answers: Vec<u8>,
-    backlog: VecDeque<Header>,
+    backlog: VecDeque<Vec<u8>>,
     /// The guest has made its device fail.
     has_failed: bool,
+}
+
+/// Waits a moment until a guest is interrupted.
+pub fn is_interrupted(stations: &[Station]) -> bool {
+    let calls = stations.iter().flat_map(Station::calls);
+    let mut wanted: Vec<PollFd<'_>> = calls
+        .map(|call| PollFd::from_borrowed_fd(call, PollFlags::IN))
+        .collect();
+    let moment = Timespec {
+        tv_sec: 0,
+        tv_nsec: 2_000_000,
+    };
+    poll(&mut wanted, Some(&moment)).is_ok_and(|ready| ready > 0)
 }
 
 fn queues(arena: &Arc<Arena>, options: Options) -> [DriverQueue; 2] {
@@ -198,6 +211,8 @@ impl Station {
         running.queues[index].publish_head(RING);
         running.kick(index);
         running.has_failed = true;
+        // A daemon that finds its rings so may hang up.
+        self.is_at_peace = false;
         true
     }
 
@@ -255,10 +270,10 @@ impl Station {
         Heard::Reset
     }
 
-    /// Sends a packet without payload, as soon as there is room.
-    pub fn send_later(&mut self, header: Header) {
+    /// Sends a header without payload, as soon as there is room.
+    pub fn send_later(&mut self, header: &[u8]) {
         if let Some(running) = &mut self.running {
-            running.backlog.push_back(header);
+            running.backlog.push_back(header.to_vec());
         }
     }
 
@@ -268,7 +283,7 @@ impl Station {
         running.is_some_and(|running| running.backlog.is_empty() && running.free[TX].len() > 3)
     }
 
-    pub fn send(&mut self, header: &Header, payload: &[u8]) {
+    pub fn send(&mut self, header: &[u8], payload: &[u8]) {
         if let Some(running) = &mut self.running {
             running.send(header, payload);
         }
@@ -296,8 +311,8 @@ impl Station {
         running.notify(RX);
     }
 
-    /// What the device has given since it interrupted the guest last, and what waited is sent.
-    pub fn service(&mut self) -> Vec<(Header, Vec<u8>)> {
+    /// What the device has given since it interrupted the guest last, buffer by buffer; and what waited is sent.
+    pub fn service(&mut self) -> Vec<Vec<u8>> {
         let mut received = Vec::new();
         if !self.runs() {
             return received;
@@ -332,7 +347,7 @@ impl Station {
     }
 
     /// What an interrupt is seen by.
-    pub fn calls(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    fn calls(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let running = self.running.iter().filter(|_| self.runs());
         let calls = running.flat_map(|running| &running.calls);
         calls.map(AsFd::as_fd)
@@ -391,13 +406,13 @@ impl Running {
         self.say(request::GET_FEATURES, &[], &[])
     }
 
-    fn send(&mut self, header: &Header, payload: &[u8]) {
+    fn send(&mut self, header: &[u8], payload: &[u8]) {
         let slot = self.free[TX].pop().unwrap();
         let place = self.places[TX][slot];
-        self.arena.write(place, &header.to_bytes());
-        self.arena.write(place + HEADER_LEN, payload);
+        self.arena.write(place, header);
+        self.arena.write(place + header.len(), payload);
         let address = BASE + place as u64;
-        let len = HEADER_LEN as u32;
+        let len = header.len() as u32;
         let parts = [
             Range { address, len },
             Range {
@@ -411,12 +426,10 @@ impl Running {
         self.notify(TX);
     }
 
-    fn read(&self, slot: usize, written: usize) -> (Header, Vec<u8>) {
+    fn read(&self, slot: usize, written: usize) -> Vec<u8> {
         let mut bytes = vec![0; written];
         self.arena.read(self.places[RX][slot], &mut bytes);
-        let payload = bytes.split_off(HEADER_LEN);
-        let header = Header::from_bytes(&bytes.try_into().unwrap());
-        (header, payload)
+        bytes
     }
 
     fn used(&self) -> [u16; 2] {
