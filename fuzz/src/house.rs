@@ -1,5 +1,6 @@
 //! A fabric with lines, run by the thread that attacks it.
 
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -8,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use device::{CircuitFilter, Fabric, LineConfig, LineSnapshot};
+use keeper::Keeper;
 use policy::{Address, Policy, Rule};
 use tempfile::TempDir;
 use vsock::Limits;
@@ -25,30 +27,59 @@ const AGENT_PORT: u32 = 1007;
 
 pub(crate) struct House {
     pub(crate) fabric: Fabric,
-    directory: TempDir,
+    directory: Arc<TempDir>,
 }
 
 impl House {
     /// A fabric with these VMs, of which each may call each.
     pub(crate) fn new(vms: &[(&str, u32)], limits: Limits) -> House {
         let directory = tempfile::tempdir().expect("a directory for sockets");
+        House::open(vms, limits, Arc::new(directory), None).expect("a fabric")
+    }
+
+    /// One that goes on with what this keeper has, with its sockets in this directory.
+    ///
+    /// # Errors
+    /// When the fabric does not start with that.
+    pub(crate) fn kept(
+        vms: &[(&str, u32)],
+        directory: &Arc<TempDir>,
+        keeper: &Arc<Keeper>,
+    ) -> io::Result<House> {
+        let (directory, kept) = (Arc::clone(directory), Some(Arc::clone(keeper)));
+        let house = House::open(vms, Limits::default(), directory, kept)?;
+        keeper.run();
+        Ok(house)
+    }
+
+    fn open(
+        vms: &[(&str, u32)],
+        limits: Limits,
+        directory: Arc<TempDir>,
+        keeper: Option<Arc<Keeper>>,
+    ) -> io::Result<House> {
         let mut fabric = Fabric::new(limits, AGENT_PORT, Box::new(|_| false)).expect("a fabric");
         fabric.set_policy(
             Arc::new(Policy::new(vec![Rule::allow_any()])),
             Vec::new(),
             false,
         );
+        keeper.map_or(Ok(()), |keeper| fabric.set_keeper(keeper))?;
         let mut house = House { fabric, directory };
         for (name, cid) in vms {
-            let config = LineConfig {
-                address: Address::new(name, *cid),
-                limits,
-                vhost_user: house.path(&format!("{name}.vhost")),
-                host: house.path(&format!("{name}.sock")),
-            };
-            house.fabric.open_line(&config).expect("the line opens");
+            house.open_line(name, *cid, limits);
         }
-        house
+        Ok(house)
+    }
+
+    pub(crate) fn open_line(&mut self, name: &str, cid: u32, limits: Limits) {
+        let config = LineConfig {
+            address: Address::new(name, cid),
+            limits,
+            vhost_user: self.path(&format!("{name}.vhost")),
+            host: self.path(&format!("{name}.sock")),
+        };
+        self.fabric.open_line(&config).expect("the line opens");
     }
 
     /// A file in the directory of sockets.
@@ -125,7 +156,7 @@ static CLOSER: LazyLock<SyncSender<Interior>> = LazyLock::new(|| {
 struct Interior {
     fabric: Fabric,
     /// The files in it go with it.
-    _directory: TempDir,
+    _directory: Arc<TempDir>,
 }
 
 impl Interior {

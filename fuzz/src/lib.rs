@@ -27,6 +27,7 @@
 //! | [`switch::operate`] | guests and host programs at once | circuits, credit, limits |
 //! | [`frame::frame`] | guest | frames and their headers: parser, offloads, filters |
 //! | [`vhost::converse`] | VMM | the vhost-user control protocol, with descriptors |
+//! | [`kept::go_on`] | a daemon of before, or its memory that was damaged | what is kept for the next daemon; other lines go on |
 //! | [`fabric::carry`] | no attacker: honest parties with odd layouts | every byte arrives, once and in order; a capture shows them |
 //! | [`fabric::attack`] | guest | everything above at once; a bystander and a capture go on |
 //! | [`net::attack`] | guest | a network: frames, offloads, rings, the VMM's words; two bystanders go on |
@@ -39,6 +40,7 @@ pub mod fabric;
 pub mod frame;
 mod guest;
 mod house;
+pub mod kept;
 pub mod net;
 pub mod proxy;
 pub mod ring;
