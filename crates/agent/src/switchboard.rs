@@ -23,12 +23,14 @@ mod leaving;
 mod link;
 mod network;
 mod programs;
+mod room;
 mod windows;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
 use wire::switchboard::link::{Circuit, FromAgent};
@@ -38,13 +40,18 @@ use crate::log::say;
 use devices::Devices;
 use link::Session;
 use network::{Network, Vsock};
+use programs::is_privileged;
 use windows::{Reset, Windows};
 
 /// The stack of a thread, in bytes.
 const STACK_SIZE: usize = 128 * 1024;
 
-/// The most calls whose answer by the host is waited for. Further ones become streams without asking.
+/// The most calls whose answer by the host is waited for: of all users, and of each. As many as of one are kept for root and the agent's own user. Further ones become streams without asking.
 const MAX_WAITING: usize = 1024;
+const MAX_WAITING_OF_USER: usize = 256;
+
+/// How long a request waits for room among the lines to the host. Then a call becomes a stream without asking.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 
 /// The guest's switchboard.
 #[derive(Debug)]
@@ -54,6 +61,8 @@ pub struct Switchboard {
     shared: Mutex<Shared>,
     /// Wakes the thread `switchboard`.
     wake: Arc<OwnedFd>,
+    /// Is notified when there is more room among the lines to the host.
+    room: Arc<Condvar>,
 }
 
 /// What all threads have together.
@@ -70,6 +79,8 @@ struct Shared {
 
 /// A call whose answer is waited for.
 struct Waiting {
+    /// Whose program makes it, or takes it.
+    user: u32,
     side: Side,
     kind: Kind,
     ring: u64,
@@ -141,6 +152,7 @@ impl Switchboard {
             devices,
             shared: Mutex::default(),
             wake: Arc::new(new_wake()?),
+            room: Arc::default(),
         }))
     }
 
@@ -187,40 +199,68 @@ impl Switchboard {
         let mut shared = sys::lock(&self.shared);
         let said = shared.windows.was_reset(device.uuid, len);
         if let (Some(said), Some(_)) = (said, shared.welcomed()) {
-            shared.say(&said);
+            shared.say(None, &said);
         }
     }
 
-    /// A program begins to take circuits at a port, or ends that.
-    fn listens(&self, port: u32, listens: bool) {
+    /// The lock, once there is room for what a request of this user leads to; not if the host does not read for too long. Other users' requests go on meanwhile.
+    fn with_room(&self, user: u32) -> Option<MutexGuard<'_, Shared>> {
+        let deadline = Instant::now() + ROOM_TIMEOUT;
         let mut shared = sys::lock(&self.shared);
-        match listens {
-            true => shared.listening.insert(port),
-            false => shared.listening.remove(&port),
-        };
-        if shared.welcomed().is_some() {
-            shared.say(&match listens {
-                true => FromAgent::Listen { port },
-                false => FromAgent::Unlisten { port },
-            });
+        loop {
+            // Without a session nothing is said.
+            if shared
+                .welcomed()
+                .is_none_or(|session| session.has_room(user))
+            {
+                return Some(shared);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.room.wait_timeout(shared, left);
+            (shared, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Asks the host for a window for a call, of which it makes what waits and the words, each with the call's number: no number if there is no session.
+    /// A program of this user begins to take circuits at a port. Not if there is no room for it.
+    fn listens(&self, user: u32, port: u32) -> bool {
+        let Some(mut shared) = self.with_room(user) else {
+            return false;
+        };
+        shared.listening.insert(port);
+        if shared.welcomed().is_some() {
+            shared.say(Some(user), &FromAgent::Listen { port });
+        }
+        true
+    }
+
+    /// It ends that.
+    fn listens_no_more(&self, user: u32, port: u32) {
+        let mut shared = sys::lock(&self.shared);
+        shared.listening.remove(&port);
+        if shared.welcomed().is_some() {
+            shared.say(Some(user), &FromAgent::Unlisten { port });
+        }
+    }
+
+    /// Asks the host for a window for a call of this user's program, of which it makes what waits and the words, each with the call's number: no number if there is no session, or no room.
     fn ask(
         &self,
+        user: u32,
         waiting: impl FnOnce(u64) -> Waiting,
         words: impl FnOnce(u64) -> FromAgent,
     ) -> Option<u64> {
-        let mut shared = sys::lock(&self.shared);
+        let mut shared = self.with_room(user)?;
         shared.welcomed()?;
-        if shared.waiting.len() >= MAX_WAITING {
+        if !shared.may_wait(user) {
             return None;
         }
         shared.last_id += 1;
         let id = shared.last_id;
         shared.waiting.insert(id, waiting(id));
-        match shared.say(&words(id)) {
+        match shared.say(Some(user), &words(id)) {
             true => Some(id),
             false => {
                 shared.waiting.remove(&id);
@@ -232,15 +272,16 @@ impl Switchboard {
     /// The call with this number was taken. Not if the host was not notified of it, and never will be.
     fn dialled(&self, id: u64, cid: u32, port: u32) -> bool {
         let mut shared = sys::lock(&self.shared);
-        shared.waiting.contains_key(&id) && shared.say(&FromAgent::Dialled { id, cid, port })
+        let user = shared.waiting.get(&id).map(|call| call.user);
+        user.is_some() && shared.say(user, &FromAgent::Dialled { id, cid, port })
     }
 
     /// The call with this number has come to nothing.
     fn give_up(&self, id: u64) {
         let mut shared = sys::lock(&self.shared);
         // Without it the host has decided already, or knows nothing of it any more.
-        if shared.waiting.remove(&id).is_some() {
-            shared.say(&FromAgent::GiveUp { id });
+        if let Some(call) = shared.waiting.remove(&id) {
+            shared.say(Some(call.user), &FromAgent::GiveUp { id });
         }
     }
 }
@@ -253,10 +294,21 @@ impl Shared {
             .filter(|session| session.is_welcomed())
     }
 
-    /// Says a line to the host; not if there is no session.
-    fn say(&mut self, said: &FromAgent) -> bool {
+    /// Whether one more call of this user's programs may wait for the host's answer.
+    fn may_wait(&self, user: u32) -> bool {
+        let count = |of: &dyn Fn(u32) -> bool| {
+            let calls = self.waiting.values().filter(|call| of(call.user));
+            calls.count()
+        };
+        let others = || count(&|user| !is_privileged(user));
+        count(&|other| other == user) < MAX_WAITING_OF_USER
+            && (is_privileged(user) || others() < MAX_WAITING - MAX_WAITING_OF_USER)
+    }
+
+    /// Says a line to the host, to which a request of this user has led, if one has; not if there is no session.
+    fn say(&mut self, user: Option<u32>, said: &FromAgent) -> bool {
         let session = self.session.as_mut();
-        session.is_some_and(|session| session.say(said))
+        session.is_some_and(|session| session.say(user, said))
     }
 }
 

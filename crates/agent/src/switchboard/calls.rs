@@ -52,13 +52,14 @@ impl Switchboard {
             };
             let (sender, answers) = mpsc::sync_channel(1);
             let waiting = |_| Waiting {
+                user: program.user,
                 side: Side::First,
                 kind,
                 ring,
                 // If it comes late, its receiver is gone.
                 tell: Box::new(move |decision| drop(sender.try_send(decision))),
             };
-            let id = self.ask(waiting, |id| FromAgent::Dial {
+            let id = self.ask(program.user, waiting, |id| FromAgent::Dial {
                 id,
                 port,
                 kind,
@@ -160,9 +161,12 @@ impl Switchboard {
             callers: HashMap::new(),
             outgoing: VecDeque::from([Answer::Listening { port }.into()]),
         };
-        self.listens(port, true);
+        if !self.listens(program.user, port) {
+            let words = "the host has not read what the agent had to say of this user's requests";
+            return Err(Refusal(ErrorCode::Busy, words.to_owned()));
+        }
         listener.run();
-        self.listens(port, false);
+        self.listens_no_more(program.user, port);
         Ok(())
     }
 
@@ -345,7 +349,9 @@ impl Listener<'_> {
         };
         let inbox = Arc::clone(&self.inbox);
         let (local, kind, ring) = (self.port, self.kind, self.ring);
+        let user = self.program.user;
         let waiting = |id| Waiting {
+            user,
             side: Side::Second,
             kind,
             ring,
@@ -359,7 +365,7 @@ impl Listener<'_> {
             kind,
             ring,
         };
-        match self.switchboard.ask(waiting, words) {
+        match self.switchboard.ask(user, waiting, words) {
             Some(id) => {
                 let deadline = Instant::now() + ANSWER_TIMEOUT;
                 self.callers.insert(id, Caller { socket, deadline });

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,6 +11,7 @@ use rustix::net::SendFlags;
 use wire::switchboard::link::{Circuit, FromAgent, FromDaemon, VERSION};
 use wire::switchboard::{Hex16, Lines, Place};
 
+use super::room::Outgoing;
 use super::{Decision, Loan, Switchboard};
 use crate::log::say;
 use crate::stream::until;
@@ -27,9 +28,6 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 /// How long the host may take to answer the first line.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much may wait for the host to read it, in bytes: some lines for each call that waits.
-const MAX_OUTGOING_LEN: usize = 512 * 1024;
-
 /// A connection to the host's switchboard.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -37,17 +35,20 @@ pub(super) struct Session {
     socket: Arc<OwnedFd>,
     /// Wakes the thread that keeps the session.
     wake: Arc<OwnedFd>,
-    outgoing: Vec<u8>,
+    /// Is notified when there is more room, or none is needed any more.
+    room: Arc<Condvar>,
+    outgoing: Outgoing,
     is_welcomed: bool,
     is_broken: bool,
 }
 
 impl Session {
-    fn new(socket: Arc<OwnedFd>, wake: Arc<OwnedFd>) -> Session {
+    fn new(socket: Arc<OwnedFd>, wake: Arc<OwnedFd>, room: Arc<Condvar>) -> Session {
         Session {
             socket,
             wake,
-            outgoing: Vec::new(),
+            room,
+            outgoing: Outgoing::default(),
             is_welcomed: false,
             is_broken: false,
         }
@@ -58,14 +59,17 @@ impl Session {
         self.is_welcomed && !self.is_broken
     }
 
-    /// Says a line, or keeps it until the host reads. Not if the session is about to end.
-    pub(super) fn say(&mut self, said: &FromAgent) -> bool {
-        let line = said.to_string();
-        if self.is_broken || self.outgoing.len() + line.len() > MAX_OUTGOING_LEN {
+    /// Whether a request of this user may lead to lines.
+    pub(super) fn has_room(&self, user: u32) -> bool {
+        self.outgoing.has_room(user)
+    }
+
+    /// Says a line, to which a request of this user has led, if one has; or keeps it until the host reads. Not if the session is about to end.
+    pub(super) fn say(&mut self, user: Option<u32>, said: &FromAgent) -> bool {
+        if self.is_broken || !self.outgoing.push(user, &said.to_string()) {
             self.fail();
             return false;
         }
-        self.outgoing.extend_from_slice(line.as_bytes());
         self.flush();
         if !self.outgoing.is_empty() {
             super::wake(&self.wake);
@@ -76,8 +80,11 @@ impl Session {
     /// Sends what the socket takes.
     fn flush(&mut self) {
         while !self.outgoing.is_empty() {
-            match rustix::net::send(&self.socket, &self.outgoing, SendFlags::NOSIGNAL) {
-                Ok(count) => drop(self.outgoing.drain(..count)),
+            match rustix::net::send(&self.socket, self.outgoing.bytes(), SendFlags::NOSIGNAL) {
+                Ok(count) => {
+                    self.outgoing.sent(count);
+                    self.room.notify_all();
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
                 Err(_) => return self.fail(),
@@ -88,6 +95,7 @@ impl Session {
     /// The thread that keeps the session sees its end.
     fn fail(&mut self) {
         self.is_broken = true;
+        self.room.notify_all();
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 }
@@ -164,8 +172,9 @@ impl Switchboard {
             return (false, error.into());
         }
         let socket = Arc::new(socket);
-        let mut session = Session::new(Arc::clone(&socket), Arc::clone(&self.wake));
-        session.say(&FromAgent::Hello { version: VERSION });
+        let (wake, room) = (Arc::clone(&self.wake), Arc::clone(&self.room));
+        let mut session = Session::new(Arc::clone(&socket), wake, room);
+        session.say(None, &FromAgent::Hello { version: VERSION });
         sys::lock(&self.shared).session = Some(session);
         let error = self.carry(&socket, watch);
         let mut shared = sys::lock(&self.shared);
@@ -173,6 +182,7 @@ impl Switchboard {
         let waiting = std::mem::take(&mut shared.waiting);
         let resets = shared.windows.end_session();
         drop(shared);
+        self.room.notify_all();
         for call in waiting.into_values() {
             (call.tell)(Decision::Lost);
         }
@@ -295,11 +305,11 @@ impl Switchboard {
         }
         let ports: Vec<u32> = shared.listening.iter().copied().collect();
         for port in ports {
-            shared.say(&FromAgent::Listen { port });
+            shared.say(None, &FromAgent::Listen { port });
         }
         let (clean, again) = shared.windows.begin_session();
         for window in &clean {
-            shared.say(window);
+            shared.say(None, window);
         }
         drop(shared);
         say!("the host's switchboard is there");

@@ -129,7 +129,7 @@ impl Program {
     }
 }
 
-fn is_privileged(user: u32) -> bool {
+pub(super) fn is_privileged(user: u32) -> bool {
     user == 0 || user == rustix::process::geteuid().as_raw()
 }
 

@@ -3,10 +3,15 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
+use wire::switchboard::link::FromAgent;
+use wire::switchboard::program::ErrorCode;
+use wire::switchboard::{Kind, Side};
+
 use super::kernel::{Kernel, LEN, uuid};
 use super::world::World;
 use super::{RING, circuit, window};
 use crate::switchboard::programs::{MAX_PROGRAMS, MAX_PROGRAMS_OF_USER};
+use crate::switchboard::{MAX_WAITING, MAX_WAITING_OF_USER, Shared, Waiting};
 
 const LISTEN: &str = "LISTEN port=0 kind=bytes ring=4096";
 
@@ -202,4 +207,92 @@ fn words_before_the_welcome_end_the_session() {
         host.say(said);
         host.expect_end();
     }
+}
+
+/// Neither of them is this test's own, nor root.
+const FLOODER: u32 = 3_000_000;
+const OTHER: u32 = 3_000_001;
+
+/// Requests until one is refused, or the session ends: more than all lines that may wait.
+fn flood(world: &World) -> Result<(), ErrorCode> {
+    for _ in 0..40_000 {
+        world.listen_and_leave(FLOODER, 0)?;
+        if sys::lock(&world.switchboard.shared).session.is_none() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_user_that_asks_faster_than_the_host_reads_waits_and_ends_no_session() {
+    let (world, _remote, mut host) = World::with_a_window();
+    let (mut program, id) = world.dial(&mut host);
+    host.say(&circuit(id, 1, 7, "first"));
+    let (.., mut lease) = program.expect_circuit_of(7);
+    let before = world.kernel.resets(1);
+    // The host reads nothing meanwhile.
+    assert_eq!(flood(&world), Err(ErrorCode::Busy));
+    // Calls of that user's become streams; the requests of others are taken at once.
+    let call = |user| {
+        let waiting = move |_| waiting_of(user);
+        let id = world
+            .switchboard
+            .ask(user, waiting, |id| FromAgent::GiveUp { id });
+        id.is_some()
+    };
+    assert!(!call(FLOODER));
+    assert!(call(OTHER));
+    assert_eq!(world.listen_and_leave(OTHER, 4711), Ok(()));
+    assert_eq!(world.listen_and_leave(0, 4712), Ok(()));
+    while host.line() != "UNLISTEN port=4712" {}
+    // There is room again.
+    assert_eq!(world.listen_and_leave(FLOODER, 4713), Ok(()));
+    host.expect_all(&["LISTEN port=4713", "UNLISTEN port=4713"].map(str::to_owned));
+    assert_eq!(world.kernel.resets(1), before);
+    lease.set_nonblocking(true).unwrap();
+    let read = lease.read(&mut [0]);
+    assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_request_that_waits_for_room_is_taken_once_the_host_reads() {
+    let (world, _remote, mut host) = World::with_a_window();
+    assert_eq!(flood(&world), Err(ErrorCode::Busy));
+    std::thread::scope(|scope| {
+        // It may be refused a few times first, on a busy machine.
+        let waiting = scope.spawn(|| while world.listen_and_leave(FLOODER, 4711).is_err() {});
+        while host.line() != "UNLISTEN port=4711" {}
+        waiting.join().unwrap();
+    });
+}
+
+fn waiting_of(user: u32) -> Waiting {
+    Waiting {
+        user,
+        side: Side::First,
+        kind: Kind::Bytes,
+        ring: 4096,
+        tell: Box::new(drop),
+    }
+}
+
+#[test]
+fn a_user_has_so_many_calls_that_wait_and_others_have_theirs() {
+    let mut shared = Shared::default();
+    let mut wait = |user, count: usize| {
+        for _ in 0..count {
+            assert!(shared.may_wait(user), "{user}");
+            shared.last_id += 1;
+            let id = shared.last_id;
+            shared.waiting.insert(id, waiting_of(user));
+        }
+        shared.may_wait(user)
+    };
+    assert!(!wait(FLOODER, MAX_WAITING_OF_USER));
+    for number in 0..MAX_WAITING / MAX_WAITING_OF_USER - 2 {
+        wait(OTHER + number as u32, MAX_WAITING_OF_USER);
+    }
+    assert!(!wait(OTHER + 1000, 0), "all are taken");
+    assert!(!wait(0, MAX_WAITING_OF_USER));
 }

@@ -236,24 +236,28 @@ impl World {
 
     /// Whether a user without rights may listen there.
     pub fn may_listen_as_somebody(&self, port: u32) -> bool {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
-        // It has gone already: a user who may listen ends at once.
-        drop(theirs);
-        let program = Program {
-            socket: ours.into(),
-            user: rustix::process::geteuid().as_raw() + 1,
-        };
-        match self
-            .switchboard
-            .take_calls(&program, port, Kind::Bytes, 4096)
-        {
+        match self.listen_and_leave(rustix::process::geteuid().as_raw() + 1, port) {
             Ok(()) => true,
-            Err(Refusal(code, _)) => {
+            Err(code) => {
                 assert_eq!(code, ErrorCode::Denied);
                 false
             }
         }
+    }
+
+    /// As a program of this user that asks to listen there and has gone by then.
+    pub fn listen_and_leave(&self, user: u32, port: u32) -> Result<(), ErrorCode> {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        drop(theirs);
+        let program = Program {
+            socket: ours.into(),
+            user,
+        };
+        let taken = self
+            .switchboard
+            .take_calls(&program, port, Kind::Bytes, 4096);
+        taken.map_err(|Refusal(code, _)| code)
     }
 
     pub fn last_port(&self) -> u32 {
