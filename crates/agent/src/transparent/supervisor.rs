@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use sys::supervise::{Listener, PendingCall, SystemCall, Thread, errno};
@@ -25,10 +24,12 @@ use crate::share::Places;
 
 mod connect;
 mod datagram;
+mod maker;
 mod options;
 mod own;
 
 pub(super) use connect::{is_of_guest, say};
+use maker::{Maker, make_callers};
 
 /// So many calls may wait at once for the host, or for an answer to a question; of a user alone, 544. Further ones fail with `EAGAIN`.
 const MAX_WAITING: usize = if cfg!(test) { 256 } else { 2048 };
@@ -240,6 +241,13 @@ impl Supervisor {
         Ok(Outcome::Elsewhere)
     }
 
+    /// A socket of the guest's own kernel, made as the call would have made it.
+    fn kernel_socket(&self, call: &PendingCall, family: Family) -> Result<OwnedFd, Errno> {
+        let socket = Maker::of(call)?.make(|| kernel_socket(family))?;
+        self.listener.still_pending(call)?;
+        Ok(socket)
+    }
+
     /// Remembers a socket before its program has it.
     fn remember(&self, socket: &OwnedFd, remembered: Socket) -> Result<u64, Errno> {
         let number = number_of(socket.as_fd()).ok_or(Errno::NOMEM)?;
@@ -346,26 +354,12 @@ fn no_datagrams(error: io::Error) -> Errno {
     }
 }
 
-/// Gives a socket to the user and the group of the call, as if the call had made it: the kernel shows them, and rules of packet filters ask for them.
-fn make_callers(call: &PendingCall, socket: &OwnedFd) -> Result<(), Errno> {
-    let (user, group) = call.caller.owner;
-    let now = rustix::fs::fstat(socket)?;
-    if (now.st_uid, now.st_gid) == (user, group) {
-        return Ok(());
-    }
-    rustix::fs::fchown(
-        socket,
-        Some(Uid::from_raw(user)),
-        Some(Gid::from_raw(group)),
-    )
-}
-
 /// Whether the kernel has connected this socket, whatever its family. It may take for ever, as the program may have the socket's lock.
 fn is_connected(socket: &OwnedFd) -> bool {
     rustix::net::getpeername(socket).is_ok()
 }
 
-/// A socket of the guest's own kernel.
+/// A socket of the guest's own kernel, made by this process.
 pub(crate) fn kernel_socket(family: Family) -> Result<OwnedFd, Errno> {
     let family = AddressFamily::from_raw(family.number());
     let flags = SocketFlags::CLOEXEC;

@@ -27,6 +27,8 @@ use wire::socks::{self, Greeting, Reply};
 use super::datagrams::Datagrams;
 use super::*;
 
+mod filters;
+
 /// What the program that is supervised is to do, if that is what this process is.
 const PART: &str = "RINGDOWN_TEST_PART";
 
@@ -235,6 +237,7 @@ fn supervised_part() {
         Ok("accepts") => accepts_part(),
         Ok("foreign servers") => foreign_servers_part(),
         Ok("asks a server") => asks_a_server_part(),
+        Ok("filtered") => filters::filtered_part(),
         _ => return,
     };
     println!("said <{said}>");

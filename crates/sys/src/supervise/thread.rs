@@ -117,6 +117,16 @@ impl Thread {
         Ok((real, (user, group)))
     }
 
+    /// Its supplementary groups.
+    ///
+    /// # Errors
+    /// There is no such thread, or this process cannot see it.
+    pub fn groups(self) -> io::Result<Vec<u32>> {
+        let groups = self.status("Groups:")?;
+        let groups = groups.split_ascii_whitespace().map(str::parse);
+        groups.collect::<Result<_, _>>().map_err(io::Error::other)
+    }
+
     fn process(self) -> io::Result<Pid> {
         let pid = Pid::from_raw(self.status("Tgid:")?.trim().parse().unwrap_or(0));
         pid.ok_or_else(|| io::Error::other("the process has no number"))
@@ -169,6 +179,9 @@ mod tests {
         let group = rustix::process::getegid().as_raw();
         let real = rustix::process::getuid().as_raw();
         assert_eq!(ourselves().users().unwrap(), (real, (user, group)));
+        let groups = rustix::process::getgroups().unwrap();
+        let groups: Vec<u32> = groups.iter().map(|group| group.as_raw()).collect();
+        assert_eq!(ourselves().groups().unwrap(), groups);
     }
 
     #[test]

@@ -184,7 +184,7 @@ fn resolver_socket(family: Family) -> Result<OwnedFd, Errno> {
 }
 
 /// Sends a message, and waits for the kernel's answer to it.
-fn tell(kernel: &OwnedFd, message: &[u8]) -> Result<(), Errno> {
+pub(crate) fn tell(kernel: &OwnedFd, message: &[u8]) -> Result<(), Errno> {
     rustix::io::write(kernel, message)?;
     let mut answer = [0; 1024];
     let len = rustix::io::read(kernel, &mut answer)?;
@@ -199,7 +199,7 @@ fn tell(kernel: &OwnedFd, message: &[u8]) -> Result<(), Errno> {
 }
 
 /// A message: its header, the fixed part of its kind, and attributes.
-fn message(kind: u16, fixed: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
+pub(crate) fn message(kind: u16, fixed: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
     let mut rest = fixed.to_vec();
     for (attribute, value) in attributes {
         // They are a few bytes long.
@@ -221,7 +221,7 @@ fn message(kind: u16, fixed: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-fn link_up() -> Vec<u8> {
+pub(crate) fn link_up() -> Vec<u8> {
     // Of no family and no type.
     let numbers = [0, LOOPBACK, IS_UP, IS_UP];
     message(NEW_LINK, &numbers.map(u32::to_ne_bytes).concat(), &[])

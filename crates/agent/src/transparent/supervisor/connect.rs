@@ -17,9 +17,7 @@ use super::super::names::Meaning;
 use super::super::resolver::DNS_PORT;
 use super::super::sockets::{Kind, Progress, Socket, number_of};
 use super::super::way;
-use super::{
-    Outcome, SUCCESS, Supervisor, is_connected, kernel_socket, make_callers, options, own_address,
-};
+use super::{Outcome, SUCCESS, Supervisor, is_connected, make_callers, options, own_address};
 
 /// How long a call may take: a little longer than Linux tries with TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
@@ -109,7 +107,8 @@ impl Supervisor {
             return self.wait_apart(call, move |own, call| own.dial_own(call, &mut dial));
         }
         if is_kernels {
-            let own = kernel_socket(family).map_err(|_| Errno::CONNREFUSED)?;
+            let own = self.kernel_socket(call, family);
+            let own = own.map_err(|_| Errno::CONNREFUSED)?;
             self.replace(call, &mut dial, own, Progress::Local)?;
             // It waits in the program, for as long as that lives. It reads the address again, as with a socket that was bound: another one leads where the guest's kernel leads.
             return Ok(Outcome::Kernel);
@@ -275,7 +274,7 @@ impl Supervisor {
     /// Questions for names, over a stream: a name server of the guest's own has them, or else the resolver, which has the other end of what takes the place of the program's socket.
     fn dial_resolver(&self, call: &PendingCall, dial: &mut Dial) -> Result<Dialled, Errno> {
         if is_of_guest(dial.to.ip()) {
-            if let Ok(own) = dial_name_server(call, dial.family, dial.to) {
+            if let Ok(own) = self.dial_name_server(call, dial.family, dial.to) {
                 self.replace(call, dial, own, Progress::Local)?;
                 return Ok(Dialled::Done);
             }
@@ -291,6 +290,19 @@ impl Supervisor {
             (socket.peer, socket.own) = (Some(dial.to), Some(own));
         }
         Ok(Dialled::Done)
+    }
+
+    /// A connection to a name server of the guest's own, if there is one.
+    fn dial_name_server(
+        &self,
+        call: &PendingCall,
+        family: Family,
+        to: SocketAddr,
+    ) -> Result<OwnedFd, Errno> {
+        let socket = self.kernel_socket(call, family)?;
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(NAME_SERVER_PATIENCE))?;
+        rustix::net::connect(&socket, &to)?;
+        Ok(socket)
     }
 
     /// Puts another socket into the place of the program's, at each of the process's descriptors of it, with its mode and its options.
@@ -365,7 +377,8 @@ impl Supervisor {
         if !self.manner.has_tcp {
             return self.bind_own(call, &mut dial);
         }
-        let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
+        let own = self.kernel_socket(call, family);
+        let own = own.map_err(|_| Errno::ADDRNOTAVAIL)?;
         self.replace(call, &mut dial, own, Progress::Local)?;
         // With the program's rights, not those of this process.
         Ok(Outcome::Kernel)
@@ -396,7 +409,8 @@ impl Supervisor {
             self.bind_own(call, &mut dial)?;
             return Ok(Outcome::Kernel);
         }
-        let own = kernel_socket(family).map_err(|_| Errno::ADDRNOTAVAIL)?;
+        let own = self.kernel_socket(call, family);
+        let own = own.map_err(|_| Errno::ADDRNOTAVAIL)?;
         self.replace(call, &mut dial, own, Progress::Local)?;
         Ok(Outcome::Kernel)
     }
@@ -434,16 +448,6 @@ pub(in super::super) fn say(to: impl std::fmt::Display, result: Result<(), Errno
         Ok(()) => eprintln!("ringdown-agent run: {to}: connected"),
         Err(errno) => eprintln!("ringdown-agent run: {to}: {errno}{}", way::meaning(errno)),
     }
-}
-
-/// A connection to a name server of the guest's own, if there is one.
-fn dial_name_server(call: &PendingCall, family: Family, to: SocketAddr) -> Result<OwnedFd, Errno> {
-    let socket = kernel_socket(family)?;
-    // Rules of packet filters about owners judge its first packet.
-    make_callers(call, &socket)?;
-    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(NAME_SERVER_PATIENCE))?;
-    rustix::net::connect(&socket, &to)?;
-    Ok(socket)
 }
 
 /// Copies what the program may have set of `SOL_SOCKET`. Not the sizes of buffers: of a socket that they were set on TCP adapts them no more.
