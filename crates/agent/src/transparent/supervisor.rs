@@ -34,6 +34,9 @@ use maker::{Maker, make_callers};
 /// So many calls may wait at once for the host, or for an answer to a question; of a user alone, 544. Further ones fail with `EAGAIN`.
 const MAX_WAITING: usize = if cfg!(test) { 256 } else { 2048 };
 
+/// Places for calls that are announced: twice as many as there are ports to announce from, so that a user alone has 68 calls, and two together leave ports. Further ones are made in another way.
+const ANNOUNCED: usize = 256;
+
 /// The stack of a thread of such a call, in bytes.
 const STACK_LEN: usize = 128 << 10;
 
@@ -68,6 +71,7 @@ pub(crate) struct Supervisor {
     /// Where datagram sockets of the kernel's own come from, if there are such.
     datagrams: Option<Datagrams>,
     waiting: Arc<Places>,
+    announced: Arc<Places>,
     manner: Manner,
     /// Held while a caller at a listener is taken, by the listener's number.
     turns: Mutex<HashMap<u64, Weak<Mutex<()>>>>,
@@ -108,6 +112,7 @@ impl Supervisor {
             sockets,
             names,
             waiting: Places::new(MAX_WAITING),
+            announced: Places::new(ANNOUNCED),
             manner,
             turns: Mutex::default(),
         })

@@ -76,9 +76,9 @@ impl Way for UnixWay {
     }
 
     fn begin(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
-        let reply = self.announced.as_ref().map(|announced| {
+        let reply = self.announced.as_ref().and_then(|announced| {
             let number = socket_cookie(socket).unwrap();
-            announced.lock().unwrap()[&number]
+            announced.lock().unwrap().get(&number).copied()
         });
         // As the host resets a call.
         if reply.is_some_and(|reply| reply != Reply::Succeeded) {
@@ -237,6 +237,7 @@ fn supervised_part() {
         Ok("accepts") => accepts_part(),
         Ok("foreign servers") => foreign_servers_part(),
         Ok("asks a server") => asks_a_server_part(),
+        Ok("announces") => announces_part(),
         Ok("filtered") => filters::filtered_part(),
         _ => return,
     };
@@ -405,12 +406,34 @@ fn a_call_that_may_have_been_announced_is_not_made_in_another_way() {
     assert_eq!(asked, [""; 0]);
 }
 
-fn gives_up_part() -> String {
+/// A call whose outcome the host does not say, by a socket that does not block.
+fn call_slow() -> (OwnedFd, Result<(), Errno>) {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None).unwrap();
     let mut addresses = ("slow.example", 443).to_socket_addrs().unwrap();
     let address = addresses.find(SocketAddr::is_ipv4).unwrap();
     let begun = rustix::net::connect(&socket, &address);
+    (socket, begun)
+}
+
+/// How many calls of a user are announced at once, and whether one of another is then.
+fn announces_part() -> String {
+    let is_announced = |call: &(OwnedFd, Result<(), Errno>)| call.1 == Err(Errno::INPROGRESS);
+    let calls: Vec<_> = std::iter::repeat_with(call_slow).take(72).collect();
+    let count = calls.iter().filter(|call| is_announced(call)).count();
+    let others = as_user(4242, call_slow);
+    format!("{count} {}", is_announced(&others))
+}
+
+#[test]
+fn a_user_has_so_many_calls_announced_and_leaves_ports_for_others() {
+    if is_root() {
+        assert_eq!(run_by("announces", true).0, "68 true");
+    }
+}
+
+fn gives_up_part() -> String {
+    let (socket, begun) = call_slow();
     drop(socket);
     format!("{begun:?}")
 }

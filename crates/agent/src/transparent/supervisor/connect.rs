@@ -18,6 +18,7 @@ use super::super::resolver::DNS_PORT;
 use super::super::sockets::{Kind, Progress, Socket, number_of};
 use super::super::way;
 use super::{Outcome, SUCCESS, Supervisor, is_connected, make_callers, options, own_address};
+use crate::share::Place;
 
 /// How long a call may take: a little longer than Linux tries with TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(140);
@@ -43,9 +44,15 @@ enum Dialled {
     /// The socket is being connected. What becomes of that comes over the announcer.
     GoesOn {
         destination: Destination,
-        announcer: OwnedFd,
+        announcer: Announcer,
         deadline: Instant,
     },
+}
+
+/// The connection over which a call was announced, and its place.
+struct Announcer {
+    socket: OwnedFd,
+    _place: Place,
 }
 
 impl Supervisor {
@@ -163,7 +170,7 @@ impl Supervisor {
                 let number = dial.number;
                 drop(dial);
                 let _ = self.listener.answer(call, Err(Errno::INPROGRESS));
-                let connected = way::outcome(announcer, deadline);
+                let connected = way::outcome(announcer.socket, deadline);
                 // The kernel takes such a socket for one that is being connected.
                 self.end(number, &destination, connected, Progress::Spent);
                 Ok(Outcome::Elsewhere)
@@ -192,8 +199,7 @@ impl Supervisor {
             self.replace(call, dial, fresh, Progress::Connecting)?;
         }
         let deadline = Instant::now() + CONNECT_TIMEOUT;
-        let way = &*self.way;
-        let announced = way.announce(dial.socket.as_fd(), &destination, deadline);
+        let announced = self.announce(call, dial, &destination, deadline);
         if let Err(errno) = announced {
             self.say(&destination, Err(errno));
         }
@@ -206,6 +212,26 @@ impl Supervisor {
         self.set_addresses(dial);
         self.set_progress(dial.number, Progress::Connected);
         Ok(Dialled::Done)
+    }
+
+    /// Not if the user has as many such calls as it may have.
+    fn announce(
+        &self,
+        call: &PendingCall,
+        dial: &Dial,
+        destination: &Destination,
+        deadline: Instant,
+    ) -> Result<Option<Announcer>, Errno> {
+        let Some(place) = self.announced.take(call.caller.user) else {
+            return Ok(None);
+        };
+        let announced = self
+            .way
+            .announce(dial.socket.as_fd(), destination, deadline)?;
+        Ok(announced.map(|socket| Announcer {
+            socket,
+            _place: place,
+        }))
     }
 
     fn set_addresses(&self, dial: &Dial) {
@@ -222,7 +248,7 @@ impl Supervisor {
         &self,
         dial: &mut Dial,
         destination: Destination,
-        announcer: OwnedFd,
+        announcer: Announcer,
         deadline: Instant,
     ) -> Result<Dialled, Errno> {
         self.set_addresses(dial);
@@ -235,9 +261,9 @@ impl Supervisor {
                     deadline,
                 });
             }
-            Err(Errno::CONNRESET) => way::outcome(announcer, deadline),
+            Err(Errno::CONNRESET) => way::outcome(announcer.socket, deadline),
             Err(errno) => {
-                way::withdraw(announcer);
+                way::withdraw(announcer.socket);
                 Err(way::unreachable(errno))
             }
         };
