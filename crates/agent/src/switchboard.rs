@@ -40,15 +40,11 @@ use crate::log::say;
 use devices::Devices;
 use link::Session;
 use network::{Network, Vsock};
-use programs::is_privileged;
+use programs::Seats;
 use windows::{Reset, Windows};
 
 /// The stack of a thread, in bytes.
 const STACK_SIZE: usize = 128 * 1024;
-
-/// The most calls whose answer by the host is waited for: of all users, and of each. As many as of one are kept for root and the agent's own user. Further ones become streams without asking.
-const MAX_WAITING: usize = 1024;
-const MAX_WAITING_OF_USER: usize = 256;
 
 /// How long a request waits for room among the lines to the host. Then a call becomes a stream without asking.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
@@ -63,6 +59,8 @@ pub struct Switchboard {
     wake: Arc<OwnedFd>,
     /// Is notified when there is more room among the lines to the host.
     room: Arc<Condvar>,
+    /// Callers that wait for the host's answer, or for the program that they call.
+    callers: Arc<Seats>,
 }
 
 /// What all threads have together.
@@ -70,7 +68,7 @@ pub struct Switchboard {
 struct Shared {
     session: Option<Session>,
     windows: Windows,
-    /// Calls that wait for the host's answer, by their number.
+    /// Calls that wait for the host's answer, by their number: each has a program's seat, or a caller's.
     waiting: HashMap<u64, Waiting>,
     /// Where programs of this guest take circuits.
     listening: BTreeSet<u32>,
@@ -153,6 +151,7 @@ impl Switchboard {
             shared: Mutex::default(),
             wake: Arc::new(new_wake()?),
             room: Arc::default(),
+            callers: Arc::default(),
         }))
     }
 
@@ -254,9 +253,6 @@ impl Switchboard {
     ) -> Option<u64> {
         let mut shared = self.with_room(user)?;
         shared.welcomed()?;
-        if !shared.may_wait(user) {
-            return None;
-        }
         shared.last_id += 1;
         let id = shared.last_id;
         shared.waiting.insert(id, waiting(id));
@@ -292,17 +288,6 @@ impl Shared {
         self.session
             .as_mut()
             .filter(|session| session.is_welcomed())
-    }
-
-    /// Whether one more call of this user's programs may wait for the host's answer.
-    fn may_wait(&self, user: u32) -> bool {
-        let count = |of: &dyn Fn(u32) -> bool| {
-            let calls = self.waiting.values().filter(|call| of(call.user));
-            calls.count()
-        };
-        let others = || count(&|user| !is_privileged(user));
-        count(&|other| other == user) < MAX_WAITING_OF_USER
-            && (is_privileged(user) || others() < MAX_WAITING - MAX_WAITING_OF_USER)
     }
 
     /// Says a line to the host, to which a request of this user has led, if one has; not if there is no session.

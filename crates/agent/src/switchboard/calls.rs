@@ -15,7 +15,7 @@ use wire::switchboard::program::{self, Answer, ErrorCode};
 use wire::switchboard::{Kind, Place, Side};
 
 use super::link::PAGE_LEN;
-use super::programs::{HandOver, Program, Refusal};
+use super::programs::{HandOver, Program, Refusal, Seat};
 use super::{Decision, Loan, Switchboard, Waiting, new_wake, wake};
 use crate::directory::AskError;
 use crate::log::say;
@@ -28,10 +28,10 @@ const HOST: &str = "host";
 /// How long the host may take to say what becomes of a call. It waits for the other side for 5 s itself.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The most callers of one program whose answer is waited for. Others wait to be accepted.
+/// The most callers of one program whose answer is waited for. Others wait to be accepted, as do those for whom the program's user has no seats left.
 const MAX_CALLERS: usize = 16;
 
-/// The wait after an error of accept that says the system is short of something.
+/// The wait after an error of accept that says the system is short of something, and for a caller's seat.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 impl Switchboard {
@@ -159,7 +159,8 @@ impl Switchboard {
             ring,
             inbox,
             callers: HashMap::new(),
-            outgoing: VecDeque::from([Answer::Listening { port }.into()]),
+            outgoing: VecDeque::from([(Answer::Listening { port }.into(), None)]),
+            held_off: None,
         };
         if !self.listens(program.user, port) {
             let words = "the host has not read what the agent had to say of this user's requests";
@@ -256,12 +257,15 @@ struct Listener<'a> {
     inbox: Arc<Inbox>,
     /// Those whose answer is waited for, by their number.
     callers: HashMap<u64, Caller>,
-    /// What the program has not been given yet: no more than there were callers, and one.
-    outgoing: VecDeque<HandOver>,
+    /// What the program has not been given yet, with the seats of callers: no more than there were callers, and one.
+    outgoing: VecDeque<(HandOver, Option<Seat>)>,
+    /// No caller is taken before.
+    held_off: Option<Instant>,
 }
 
 struct Caller {
     socket: OwnedFd,
+    seat: Seat,
     deadline: Instant,
 }
 
@@ -282,7 +286,7 @@ impl Listener<'_> {
 
     /// Gives the program what it takes: false if it is gone.
     fn give(&mut self) -> bool {
-        while let Some(given) = self.outgoing.front() {
+        while let Some((given, _)) = self.outgoing.front() {
             match self.program.give(given) {
                 Ok(true) => drop(self.outgoing.pop_front()),
                 Ok(false) => return true,
@@ -295,16 +299,19 @@ impl Listener<'_> {
     /// Waits until something can be done, and does it: false if the program is gone.
     fn turn(&mut self) -> bool {
         let is_full = !self.outgoing.is_empty();
+        self.held_off = self.held_off.filter(|until| *until > Instant::now());
+        let takes = !is_full && self.callers.len() < MAX_CALLERS && self.held_off.is_none();
         let mut of_program = PollFlags::IN;
         of_program.set(PollFlags::OUT, is_full);
         let mut of_listener = PollFlags::empty();
-        of_listener.set(PollFlags::IN, !is_full && self.callers.len() < MAX_CALLERS);
+        of_listener.set(PollFlags::IN, takes);
         let mut polled = [
             PollFd::new(&self.program.socket, of_program),
             PollFd::new(&self.inbox.wake, PollFlags::IN),
             PollFd::new(&self.socket, of_listener),
         ];
-        let deadline = self.callers.values().map(|caller| caller.deadline).min();
+        let deadlines = self.callers.values().map(|caller| caller.deadline);
+        let deadline = deadlines.chain(self.held_off).min();
         let timeout = deadline.map(until);
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -337,6 +344,10 @@ impl Listener<'_> {
     }
 
     fn accept(&mut self) {
+        let Some(seat) = self.switchboard.callers.take(self.program.user) else {
+            self.held_off = Some(Instant::now() + ACCEPT_BACKOFF);
+            return;
+        };
         let network = &self.switchboard.network;
         let (socket, cid, port) = match network.accept(&self.socket) {
             Ok(Some(caller)) => caller,
@@ -368,7 +379,12 @@ impl Listener<'_> {
         match self.switchboard.ask(user, waiting, words) {
             Some(id) => {
                 let deadline = Instant::now() + ANSWER_TIMEOUT;
-                self.callers.insert(id, Caller { socket, deadline });
+                let caller = Caller {
+                    socket,
+                    seat,
+                    deadline,
+                };
+                self.callers.insert(id, caller);
             }
             None => {
                 let name = match cid {
@@ -377,7 +393,8 @@ impl Listener<'_> {
                 };
                 // A number or a word is a name, and the kernel knows no other ports.
                 if let Some(from) = Place::new(name, port) {
-                    self.outgoing.push_back(as_stream(from, socket));
+                    let given = as_stream(from, socket);
+                    self.outgoing.push_back((given, Some(seat)));
                 }
             }
         }
@@ -391,7 +408,7 @@ impl Listener<'_> {
             };
             // The caller sees that its connection ends; the log has said why.
             if let Ok(given) = self.switchboard.conclude(decision, caller.socket) {
-                self.outgoing.push_back(given);
+                self.outgoing.push_back((given, Some(caller.seat)));
             }
         }
     }

@@ -25,7 +25,8 @@ use crate::transport::{listen_at_path_with_mode, peer_user};
 /// Every program may ask. What it then may call is decided by the host, as for its own vsock sockets.
 const SOCKET_MODE: u32 = 0o666;
 
-/// The most programs that may be asking or listening at a time: of all users, and of each. As many as of one are kept for root and the agent's own user.
+/// The most programs that may be asking or listening at a time, and the most callers that may be taken for them and not given to them: of all users, and of each. As many as of one are kept for root and the
+/// agent's own user.
 pub(super) const MAX_PROGRAMS: usize = 256;
 pub(super) const MAX_PROGRAMS_OF_USER: usize = 64;
 
@@ -245,7 +246,7 @@ fn accept(listener: &OwnedFd) -> io::Result<Program> {
     Ok(Program { socket, user })
 }
 
-/// How many programs of each user have a seat.
+/// How many programs of each user have a seat, or how many callers.
 #[derive(Debug, Default)]
 pub(super) struct Seats {
     taken: Mutex<HashMap<u32, usize>>,

@@ -10,8 +10,8 @@ use wire::switchboard::{Kind, Side};
 use super::kernel::{Kernel, LEN, uuid};
 use super::world::World;
 use super::{RING, circuit, window};
+use crate::switchboard::Waiting;
 use crate::switchboard::programs::{MAX_PROGRAMS, MAX_PROGRAMS_OF_USER};
-use crate::switchboard::{MAX_WAITING, MAX_WAITING_OF_USER, Shared, Waiting};
 
 const LISTEN: &str = "LISTEN port=0 kind=bytes ring=4096";
 
@@ -277,22 +277,50 @@ fn waiting_of(user: u32) -> Waiting {
     }
 }
 
+/// As many descriptors as all callers would be, the agent may not have.
 #[test]
-fn a_user_has_so_many_calls_that_wait_and_others_have_theirs() {
-    let mut shared = Shared::default();
-    let mut wait = |user, count: usize| {
-        for _ in 0..count {
-            assert!(shared.may_wait(user), "{user}");
-            shared.last_id += 1;
-            let id = shared.last_id;
-            shared.waiting.insert(id, waiting_of(user));
-        }
-        shared.may_wait(user)
+fn a_user_has_so_many_callers_that_are_not_given_to_its_programs() {
+    let world = World::start(Kernel::new());
+    let mut host = world.welcome();
+    let ports = 5000..5000 + MAX_PROGRAMS_OF_USER as u32 / 8;
+    let mut programs: Vec<_> = ports
+        .clone()
+        .map(|port| {
+            let mut program = world.program();
+            program.say(&format!("LISTEN port={port} kind=bytes ring=4096"));
+            host.expect(&format!("LISTEN port={port}"));
+            program.expect(&format!("LISTENING port={port}"));
+            program
+        })
+        .collect();
+    // Twice as many as it has seats: each program would wait for the answers to all of its own.
+    let callers: Vec<_> = ports
+        .flat_map(|port| (0..16).map(move |number| (port, number)))
+        .map(|(port, number)| world.call(4, 16 * port + number, port))
+        .collect();
+    let id_of = |line: &str| {
+        let id = line.strip_prefix("ACCEPTED id=").unwrap();
+        id.split(' ').next().unwrap().to_owned()
     };
-    assert!(!wait(FLOODER, MAX_WAITING_OF_USER));
-    for number in 0..MAX_WAITING / MAX_WAITING_OF_USER - 2 {
-        wait(OTHER + number as u32, MAX_WAITING_OF_USER);
-    }
-    assert!(!wait(OTHER + 1000, 0), "all are taken");
-    assert!(!wait(0, MAX_WAITING_OF_USER));
+    let taken: Vec<_> = (0..MAX_PROGRAMS_OF_USER)
+        .map(|_| id_of(&host.line()))
+        .collect();
+    let user = rustix::process::geteuid().as_raw();
+    assert!(world.switchboard.callers.take(user).is_none());
+    assert!(world.switchboard.callers.take(FLOODER).is_some());
+    // The others are taken as seats come back.
+    std::thread::scope(|scope| {
+        for program in &mut programs {
+            scope.spawn(move || {
+                (0..16).for_each(|_| drop(program.expect_stream("STREAM from=db:1")))
+            });
+        }
+        for id in taken {
+            host.say(&format!("STREAM id={id} peer=db:1"));
+        }
+        for _ in MAX_PROGRAMS_OF_USER..callers.len() {
+            let id = id_of(&host.line());
+            host.say(&format!("STREAM id={id} peer=db:1"));
+        }
+    });
 }
