@@ -63,7 +63,7 @@ impl Upgrade {
             Some(path) => path.to_owned(),
             None => running.program()?,
         };
-        let next = Binary::open(&path, running.uid)?;
+        let next = Binary::open(&path, rustix::process::geteuid().as_raw())?;
         let program = next.ask()?;
         let mut hindrance = api::reads(&program.formats, &daemon.formats)
             .err()

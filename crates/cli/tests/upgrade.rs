@@ -16,7 +16,7 @@ use serde_json::Value;
 /// A keeper and a daemon. Daemons that `upgrade` starts are no children of this process.
 struct Host {
     directory: tempfile::TempDir,
-    _keeper: Running,
+    keeper_process: Running,
     daemon: Option<Running>,
 }
 
@@ -29,7 +29,7 @@ impl Host {
         keeper.wait_until_ready();
         let mut host = Host {
             directory,
-            _keeper: keeper,
+            keeper_process: keeper,
             daemon: None,
         };
         host.serve();
@@ -170,7 +170,7 @@ fn what_a_new_program_could_not_go_on_with_ends_no_daemon() {
         assert_eq!(refused.code, Some(1), "{}", refused.err);
         let said = refused.out + &refused.err;
         assert!(
-            said.contains("journal has version 1, and it reads none"),
+            said.contains("journal has version 2, and it reads none"),
             "{said}"
         );
     }
@@ -190,6 +190,34 @@ fn what_a_new_program_could_not_go_on_with_ends_no_daemon() {
     let refused = host.upgrade(&["--binary", "ringdown"]);
     assert_eq!(refused.code, Some(2), "{}", refused.err);
     assert_eq!(host.pid(), pid);
+}
+
+/// Another one that was started since knows nothing of the daemon.
+#[test]
+fn a_keeper_that_has_died_is_noticed_before_anything_ends() {
+    let mut host = Host::start();
+    let pid = host.pid();
+    let keeper = &mut host.keeper_process.0;
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    let mut hold = ringdown(&["hold", "--socket"]);
+    hold.arg(host.path().join("keeper"));
+    let mut another = Running::start(hold);
+    another.wait_until_ready();
+    for arguments in [&["--check"][..], &[]] {
+        let refused = host.upgrade(arguments);
+        assert_eq!(refused.code, Some(1), "{}", refused.err);
+        let said = refused.out + &refused.err;
+        assert!(said.contains("there is no keeper"), "{said}");
+    }
+    let health = run_with(host.path(), &["check"]);
+    assert!(
+        health.out.contains("none, or it has ended"),
+        "{}",
+        health.out
+    );
+    assert_eq!(host.pid(), pid);
+    host.restart();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -106,6 +107,13 @@ impl Keeper {
             phase: AtomicU8::new(STARTS),
             unattended: unattended.map(Duration::from_millis),
         })
+    }
+
+    /// Whether the keeper lives. One that was started since knows nothing of this daemon.
+    pub fn lives(&self) -> bool {
+        let mut ends = [PollFd::new(&self.socket, PollFlags::empty())];
+        // Nothing but its end comes.
+        poll(&mut ends, Some(&Timespec::default())) == Ok(0)
     }
 
     /// For how long no daemon was attached when this one came, if one was before.

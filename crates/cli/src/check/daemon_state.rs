@@ -78,7 +78,7 @@ pub(super) fn keeper(health: &Health) -> Vec<Finding> {
     let found = match has_keeper {
         true => "in use: lines and networks of VMs, QEMU's too, go on when the daemon is restarted",
         false => {
-            "none: a restart of the daemon cuts VMs off, and QEMU has to be started anew (`ringdown hold` and `serve --keeper` keep them)"
+            "none, or it has ended since the daemon was started: a restart of the daemon cuts VMs off, and QEMU has to be started anew (`ringdown hold` and `serve --keeper` keep them)"
         }
     };
     let restart = health.restart.iter();

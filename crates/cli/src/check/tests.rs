@@ -327,6 +327,6 @@ fn a_keeper_is_told_of_in_one_line() {
         findings.next().map(|finding| finding.found)
     };
     assert!(found(Some(true)).unwrap().starts_with("in use: "));
-    assert!(found(Some(false)).unwrap().starts_with("none: "));
+    assert!(found(Some(false)).unwrap().starts_with("none, or "));
     assert!(found(None).is_none(), "a daemon of before");
 }

@@ -1,16 +1,22 @@
 //! A program that is to be started: the file that was looked at, whatever its path leads to by then.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use api::Program;
 use serde::Deserialize;
 
+use super::LOOK_INTERVAL;
 use crate::failure::Failure;
+
+/// How long a program may take to say what it is.
+const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bits of the mode by which a group or others may write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -23,7 +29,7 @@ pub struct Binary {
 }
 
 impl Binary {
-    /// The program at this path, if the daemon's user may be made to run it.
+    /// The program at this path, if this user, `uid`, may run it: root runs no file of another.
     ///
     /// # Errors
     /// [`Failure`] that says what is wrong with it.
@@ -51,7 +57,7 @@ impl Binary {
         }
         if ![0, uid].contains(&owner) {
             return Err(refused(format!(
-                "it belongs to the user {owner}: it has to belong to root or the daemon's user ({uid})"
+                "it belongs to the user {owner}: it has to belong to root or to the user who runs this ({uid})"
             )));
         }
         if mode & WRITABLE_BY_OTHERS != 0 {
@@ -93,7 +99,9 @@ impl Binary {
         }
         let name = self.path.display();
         let mut command = self.command();
-        let output = command.args(["version", "--json"]).output();
+        // Another program might take the word for a file.
+        command.args(["version", "--json"]).current_dir("/");
+        let output = output_within(&mut command, ASK_TIMEOUT);
         let output =
             output.map_err(|error| Failure::failed(format!("{name} cannot be run: {error}")))?;
         let said = serde_json::from_slice::<Said>(&output.stdout);
@@ -104,6 +112,26 @@ impl Binary {
             ))),
         }
     }
+}
+
+/// Runs a command that says little.
+fn output_within(command: &mut Command, timeout: Duration) -> io::Result<Output> {
+    command.stdin(Stdio::null());
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let start = Instant::now();
+    while child.try_wait()?.is_none() {
+        if start.elapsed() >= timeout {
+            child.kill()?;
+            child.wait()?;
+            let words = format!("it has not ended in {} s", timeout.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, words));
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+    child.wait_with_output()
 }
 
 #[cfg(test)]
@@ -135,5 +163,28 @@ mod tests {
         let relative = Binary::open(Path::new("new"), own).unwrap_err();
         assert_eq!(relative.code, crate::failure::USAGE);
         assert!(Binary::open(directory.path(), own).is_err());
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_ended() {
+        let mut sleep = Command::new("sleep");
+        let ended = output_within(sleep.arg("60"), Duration::from_millis(50));
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let mut echo = Command::new("echo");
+        let output = output_within(echo.arg("words"), ASK_TIMEOUT).unwrap();
+        assert_eq!(output.stdout, b"words\n");
+    }
+
+    #[test]
+    fn root_runs_no_file_of_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("new");
+        std::fs::write(&path, "").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(65534), None).unwrap();
+        }
+        let refused = Binary::open(&path, 0).unwrap_err().to_string();
+        assert!(refused.contains("has to belong to root"), "{refused}");
     }
 }

@@ -117,7 +117,7 @@ async fn health(State(control): Shared) -> Json<Health> {
         pid: std::process::id(),
         vms: control.count(),
         config: control.parts.settings.file.clone(),
-        keeper: Some(control.parts.keeper.is_some()),
+        keeper: Some(control.has_keeper()),
         restart: control.parts.restart.clone(),
     })
 }

@@ -49,7 +49,7 @@ impl Control {
         }
         HandOver {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            keeper: self.parts.keeper.is_some(),
+            keeper: self.has_keeper(),
             formats: formats(),
             lines,
             other_lines,
@@ -63,11 +63,17 @@ impl Control {
     /// # Errors
     /// [`ControlError::NoKeeper`]: its end would cut VMs off.
     pub fn hand_over(self: &Arc<Self>) -> Result<(), ControlError> {
-        if self.parts.keeper.is_none() {
+        if !self.has_keeper() {
             return Err(ControlError::NoKeeper);
         }
         self.hands_over.notify_one();
         Ok(())
+    }
+
+    /// Whether a keeper lives that has what the next daemon goes on with.
+    pub fn has_keeper(&self) -> bool {
+        let keeper = self.parts.keeper.as_ref();
+        keeper.is_some_and(|keeper| keeper.lives())
     }
 
     /// Waits until the daemon is to hand over.
