@@ -21,7 +21,7 @@ fn a_method_that_is_off_is_refused_and_the_others_go_on() {
             let words = said(&output);
             assert!(!output.status.success(), "{arguments:?}: {words}");
             assert!(
-                words.contains("its administrator has switched it off"),
+                words.contains("is off in its /etc/ringdown/agent.toml"),
                 "{arguments:?}: {words}"
             );
         }
