@@ -44,7 +44,9 @@ pub struct Backends {
 
 /// What is published: the callee at which port, by which name of a UNIX socket and at which TCP port.
 pub fn published() -> Vec<(String, String, u16)> {
-    let direct = guests().into_iter().map(|callee| callee.answers_as(NOBODY));
+    let is_own = |callee: &Callee| matches!(callee, Callee::Guest(_, _, Port::Reserved(_)));
+    let direct = guests().into_iter().filter(|callee| !is_own(callee));
+    let direct = direct.map(|callee| callee.answers_as(NOBODY));
     let targets = guests().into_iter().chain(SERVICES.map(Callee::Service));
     let redirected = targets.map(|callee| format!("{DECOY}:{}", callee.redirected_port()));
     let all = direct.chain(redirected).enumerate();

@@ -80,6 +80,12 @@ pub const TABLE: &[Row] = &[
     row(
         NotOffered,
         "docs/policy.md",
+        "A file in which `[[publish]]` names them is refused.",
+        |cell| cell.way == Way::Publish && is_reserved(cell),
+    ),
+    row(
+        NotOffered,
+        "docs/policy.md",
         "| `host` | programs of the host, and published ports | the sockets `<host socket>_<port>` that host programs made for the calling guest |",
         |cell| !is_guest(cell) && !is_vm(cell) && cell.way != Way::Redirect,
     ),
@@ -210,7 +216,7 @@ pub const TABLE: &[Row] = &[
     row(
         Denied(By::Whatever),
         "docs/policy.md",
-        "- A program of the host may call them, if it calls that VM and port directly and the rules about programs allow it. - The daemon calls 1007 for a published port such as `web:tcp:80`. - No guest may, whatever the rules say. A redirection to them is refused, and `[[publish]]` cannot name them.",
+        "- A program of the host may call them, if it calls that VM and port directly and the rules about programs allow it. - The daemon calls 1007 for a published port such as `web:tcp:80`. - No guest may, whatever the rules say. A redirection to them is refused.",
         |cell| {
             is_reserved(cell) && (is_guest(cell) || is_published(cell) || cell.way == Way::Redirect)
         },

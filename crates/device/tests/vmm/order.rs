@@ -18,6 +18,9 @@ const REPLY_LEN: usize = 20;
 /// vhost-user, "Protocol features".
 const PROTOCOL_FEATURE_RESET_DEVICE: u64 = 1 << 13;
 
+/// The VMM reads the guest's CID.
+const PROTOCOL_FEATURE_CONFIG: u64 = 1 << 9;
+
 /// Runs a scene with a VMM that has connected and set up no ring.
 fn with_guest(scene: impl FnOnce(&mut Fabric, &mut Guest, &Path)) {
     let directory = tempfile::tempdir().unwrap();
@@ -76,7 +79,7 @@ fn a_ring_that_is_kicked_before_it_is_set_up_starts_when_it_is_enabled() {
 fn rings_of_a_device_that_was_reset_are_set_up_anew() {
     with_guest(|fabric, guest, directory| {
         let none: [BorrowedFd<'_>; 0] = [];
-        let features = quads(&[PROTOCOL_FEATURE_RESET_DEVICE]);
+        let features = quads(&[PROTOCOL_FEATURE_RESET_DEVICE | PROTOCOL_FEATURE_CONFIG]);
         send(&guest.vmm, request::SET_PROTOCOL_FEATURES, &features, &none);
         guest.start_kick_first();
         runs(fabric);
