@@ -161,7 +161,7 @@ bench-circuit: setup ## measure circuits between two processes beside sockets an
 
 instructions: ## count the instructions that a packet costs and compare them with those that are kept, in five minutes (SHORT=1: half a minute; KEEP=1 keeps them)
 	@$(if $(SHORT),,scripts/setup instructions)
-	@$(CARGO) bench --quiet --package ringdown-device --features under-valgrind --bench instructions -- $(if $(SHORT),--short) $(if $(KEEP),--keep --table)
+	@$(CARGO) bench --quiet --package ringdown-bench --features under-valgrind --bench instructions -- $(if $(SHORT),--short) $(if $(KEEP),--keep --table)
 
 circuit-library: setup ## build the library of circuits for C; with PREFIX=/usr/local (and DESTDIR) install it there
 	@$(CARGO) build --release --package ringdown-circuit-c
