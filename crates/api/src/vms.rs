@@ -202,7 +202,7 @@ pub struct VmWindows {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VmState {
-    /// No VMM has connected to the vhost-user socket, or to that of the serial port.
+    /// No VMM has connected to the vhost-user socket, or to that of the serial port; or none listens at its own socket.
     Waiting,
     /// A VMM is connected; the guest's driver has not started.
     Attached,
@@ -371,6 +371,7 @@ impl VmStatus {
             VmState::Attached if self.is_quiet() => {
                 "a VMM is attached, but nothing in its guest answers any more: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup), or its kernel has stopped: see its console"
             }
+            VmState::Waiting if self.kind == LineKind::Hybrid => "no VMM listens at its socket",
             // Lines of other kinds are connected again.
             state => state.meaning(),
         };
@@ -384,6 +385,11 @@ impl VmStatus {
             ),
             None if self.state == VmState::Waiting && self.kind == LineKind::Serial => format!(
                 "{meaning} (start one with what `ringdown args {} --vmm qemu` prints)",
+                self.full_name()
+            ),
+            None if self.state == VmState::Waiting => format!(
+                "{meaning}, {} (start one with what `ringdown args {} --vmm firecracker` prints, or `--vmm cloud-hypervisor`)",
+                self.vmm_socket().display(),
                 self.full_name()
             ),
             None => meaning,

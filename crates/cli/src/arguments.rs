@@ -308,7 +308,7 @@ pub struct VmAdd {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 STATE is how far the VM has come:
-  waiting   no VMM is attached to its socket
+  waiting   no VMM is attached to its socket, or listens at its own
   attached  a VMM is, and nothing in its guest answers
   booted    the guest's vsock driver runs, or something answers at its serial port; its agent has not called
   joined    its VMM has a vsock device of its own, so that nothing is known of the guest; its agent has not called

@@ -373,6 +373,7 @@ fn exec_says_how_far_the_vm_has_come() {
     for words in [
         "waiting up to 1 s more for VM \"web\": no VMM is attached to its socket (start one with what `ringdown args web --vmm qemu` prints; one that was cut off, as by a restart of a daemon without a keeper, has to be started anew)\n",
         "VM \"web\" did not become ready within 3 s: ",
+        "(what to do: `ringdown check`)\n",
     ] {
         assert_refused(&waited, 1, words);
     }

@@ -4,7 +4,7 @@
 
 mod program;
 
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
 use fake_daemon::FakeDaemon;
@@ -131,6 +131,49 @@ fn a_hybrid_vm_has_arguments_for_vmms_with_a_vsock_device_of_their_own() {
     );
     let both = ["vm", "add", "x", "--hybrid", "/x", "--vhost-user", "/y"];
     assert_refused(&run_with(directory, &both), 2, "cannot be used with");
+}
+
+#[test]
+fn a_hybrid_vm_waits_until_a_vmm_listens_at_its_socket() {
+    let daemon = FakeDaemon::start(&[], &[]);
+    let directory = daemon.runtime_dir();
+    let socket = directory.join("v.sock");
+    let path = socket.display().to_string();
+    run_with(directory, &["vm", "add", "fc", "--hybrid", &path]);
+    let start = "`ringdown args fc --vmm firecracker` prints, or `--vmm cloud-hypervisor`";
+    let expect = |state: &str, words: &str| {
+        let listed: serde_json::Value =
+            serde_json::from_str(&run_with(directory, &["vm", "ls", "--json"]).out).unwrap();
+        assert_eq!(listed["vms"][0]["state"], state, "{listed}");
+        for command in [
+            &["check"][..],
+            &["why", "host", "fc", "80"],
+            &["cp", "fc:/etc/hostname", "-", "--wait", "0"],
+        ] {
+            let outcome = run_with(directory, command);
+            let said = format!("{}{}", outcome.out, outcome.err);
+            assert!(said.contains(words), "{command:?}: {said}");
+        }
+    };
+
+    let absent = format!("no VMM listens at its socket, {path} (start one with what {start}");
+    expect("waiting", &absent);
+    std::fs::create_dir(&socket).unwrap();
+    expect(
+        "waiting",
+        &format!("{path} is no socket: its VMM needs that path"),
+    );
+    let checked = run_with(directory, &["check"]).out;
+    assert!(
+        checked.contains("take away what is there, or name another path; then start its VMM"),
+        "{checked}"
+    );
+    std::fs::remove_dir(&socket).unwrap();
+    let vmm = UnixListener::bind(&socket).unwrap();
+    expect("joined", "");
+    // A VMM that was killed leaves its socket behind.
+    drop(vmm);
+    expect("waiting", &absent);
 }
 
 #[test]

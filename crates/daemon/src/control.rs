@@ -7,6 +7,7 @@ mod networks;
 mod why;
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -18,6 +19,8 @@ use api::{
 use config::limits::members;
 use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest, VmmSocket};
 use device::{CaptureFilter, CaptureOptions, NOT_SHARED};
+use sys::links::Entry;
+use sys::socket_file::Occupant;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout_at};
 
@@ -309,15 +312,17 @@ impl Control {
         let full_name = spec.full_name();
         let line = known.lines.get(&full_name);
         let agent = self.readiness.agent(&full_name);
-        let state = match line {
+        let own_vmm = spec.hybrid().map(at_vmm_socket);
+        let state = match (line, &own_vmm) {
             _ if agent.is_some() => VmState::Ready,
-            _ if spec.hybrid().is_some() => VmState::Joined,
+            (_, Some((state, _))) => *state,
             // The link keeps what is open for a minute. There is no guest meanwhile.
-            Some(line) if spec.serial().is_some() && !line.attached => VmState::Waiting,
-            Some(line) if line.driver_ready => VmState::Booted,
-            Some(line) if line.attached => VmState::Attached,
+            (Some(line), _) if spec.serial().is_some() && !line.attached => VmState::Waiting,
+            (Some(line), _) if line.driver_ready => VmState::Booted,
+            (Some(line), _) if line.attached => VmState::Attached,
             _ => VmState::Waiting,
         };
+        let fault = line.and_then(|line| line.last_fault.clone());
         let vhost_user = match &spec.vmm {
             VmmSocket::Vsock(path) => Some(path.clone()),
             VmmSocket::Hybrid(_) | VmmSocket::Serial(_) => None,
@@ -331,7 +336,7 @@ impl Control {
             kind: LineKind::from(&spec.vmm),
             state,
             attached: line.is_some_and(|line| line.attached),
-            last_fault: line.and_then(|line| line.last_fault.clone()),
+            last_fault: fault.or(own_vmm.and_then(|(_, fault)| fault)),
             cut_off: line.is_some_and(|line| line.cut_off),
             another_waits: line.is_some_and(|line| line.another_waits),
             configured: in_force.configured.contains(&full_name),
@@ -362,6 +367,20 @@ fn known_vm<'a>(plan: &'a Plan, name: &str) -> Result<&'a LineSpec, ControlError
         name: name.to_owned(),
         nearest: plan.nearest_vm(name),
     })
+}
+
+/// How far a VM without an agent has come whose VMM has a vsock device of its own, and what is wrong, by what is at that one's socket.
+fn at_vmm_socket(path: &Path) -> (VmState, Option<String>) {
+    match Entry::behind_links(path).and_then(|entry| Occupant::of(&entry)) {
+        Ok(Occupant::Nothing | Occupant::Stale(_)) => (VmState::Waiting, None),
+        Ok(Occupant::Other) => {
+            let fault = format!("{} is no socket: its VMM needs that path", path.display());
+            (VmState::Waiting, Some(fault))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => (VmState::Waiting, None),
+        // What may not be looked at may be there.
+        Ok(Occupant::Socket) | Err(_) => (VmState::Joined, None),
+    }
 }
 
 /// Whether nothing of its guest can be seen until its VMM is started again.

@@ -69,7 +69,10 @@ pub enum ControlError {
         /// One that exists and may be meant.
         nearest: Option<String>,
     },
-    #[error("VM {name:?} did not become ready within {}: {}", seconds(*waited), words)]
+    #[error(
+        "VM {name:?} did not become ready within {}: {words} (what to do: `ringdown check`)",
+        seconds(*waited)
+    )]
     NotReady {
         name: String,
         /// How far it had come at the end.

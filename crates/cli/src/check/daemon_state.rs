@@ -133,6 +133,7 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             "end one of the two VMMs, or give the second a VM of its own with `ringdown vm add`",
         ),
         VmState::Ready => version(about, &name, vm),
+        VmState::Waiting if vm.kind == LineKind::Hybrid => own_vmm(about, found, vm),
         VmState::Waiting if vm.last_fault.is_some() => Finding::error(
             about,
             found,
@@ -176,6 +177,22 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
                 "give the guest time to boot; then start ringdown-agent in it: docs/agent-install.md, or `ringdown agent install {name} --to root@ADDRESS`"
             ),
         ),
+    }
+}
+
+/// A VMM with a vsock device of its own that is not there.
+fn own_vmm(about: &'static str, found: String, vm: &VmStatus) -> Finding {
+    let start = format!(
+        "start its VMM with what `ringdown args {} --vmm firecracker` prints, or `--vmm cloud-hypervisor`",
+        vm.full_name()
+    );
+    match vm.last_fault {
+        Some(_) => Finding::error(
+            about,
+            found,
+            format!("take away what is there, or name another path; then {start}"),
+        ),
+        None => Finding::warning(about, found, start),
     }
 }
 
