@@ -170,7 +170,7 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     assert_refused(
         &add("web", &outside),
         2,
-        "name its directory in sandbox-paths",
+        "start it anew, with the directory in sandbox-paths or --sandbox-path",
     );
     assert!(!outside.exists());
     assert_eq!(add("db", &more.join("db.sock")).code, Some(0));
@@ -179,7 +179,19 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     for (text, message) in [
         (
             program.to_owned(),
-            ": line 14, column 1: the sandbox does not let the daemon start \"/bin/true\", as the configuration did not name it with these arguments when the daemon started: start it anew, which cuts off the guests of QEMU",
+            ": line 14, column 1: the sandbox does not let the daemon start \"/bin/true\", as the configuration did not name that, with these arguments, when the daemon started: start it anew (this cuts off the guests of QEMU",
+        ),
+        (
+            // All at once, as one restart is enough.
+            format!(
+                "{program}[[publish]]\nname = \"p\"\nlisten = {:?}\nto = \"fc:1\"\n[[vm]]\nname = \"v\"\nhost = {:?}\n",
+                format!("unix:{}/p", elsewhere.display()),
+                elsewhere.join("v")
+            ),
+            &format!(
+                ": line 14, column 1: the sandbox does not let the daemon make {0}/p and {0}/v and start \"/bin/true\", as",
+                elsewhere.display()
+            ),
         ),
         (
             format!(
@@ -224,7 +236,7 @@ fn with_a_keeper_a_program_that_a_reload_adds_does_not_cost_the_guests() {
     let program = "[[service]]\nname = \"new\"\nport = 5001\ncommand = [\"/bin/true\"]\n";
     std::fs::write(&file, program).unwrap();
     let refused = run_with(run, &["reload"]);
-    let words = "start it anew, which resets circuits with the host and nothing else";
+    let words = "start it anew (this resets circuits with the host and nothing else";
     assert_refused(&refused, 1, words);
     assert!(!refused.err.contains("QEMU"), "{}", refused.err);
 }

@@ -25,13 +25,12 @@ mod places;
 mod tests;
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use config::input::InputError;
-use config::{
-    Config, ConfigError, PublishListen, ServiceTarget, Settings, VmRequest, load_name_services,
-};
+use config::{Config, ConfigError, Settings, VmRequest, load_name_services};
+use places::Needs;
 pub use places::Places;
 
 use hostside::starter::{self, Starter};
@@ -117,7 +116,7 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
         count => return Err(SandboxError::Threads { count }),
     }
     let places = Places::of(config, settings, options.config_file.as_deref());
-    let commands = places::commands(config);
+    let commands = Needs::of(config).commands;
     let starter = if commands.is_empty() {
         None
     } else {
@@ -156,72 +155,68 @@ pub(crate) fn make_forbidden_call_if_told() {
 }
 
 impl Sandbox {
-    fn covers(&self, path: &Path) -> Result<(), InputError> {
-        if !self.confines_files || self.places.covers(path) {
-            return Ok(());
-        }
-        Err(InputError::OutsideSandbox {
-            path: path.to_owned(),
-        })
+    /// Moves what this process cannot have of this to `lacking`. Returns whether there was anything.
+    fn find_lacking(&self, needs: Needs, lacking: &mut Needs) -> bool {
+        let Needs {
+            mut files,
+            mut commands,
+        } = needs;
+        files.retain(|path| self.confines_files && !self.places.covers(path));
+        let starter = starter::in_force().flatten();
+        commands.retain(|words| !starter.is_some_and(|starter| starter.has(words)));
+        let is_any = !files.is_empty() || !commands.is_empty();
+        lacking.files.extend(files);
+        lacking.commands.extend(commands);
+        is_any
     }
 
-    /// Refuses a program that the process that starts programs does not know.
-    fn starts(&self, words: &[String]) -> Result<(), InputError> {
-        if starter::in_force()
-            .flatten()
-            .is_some_and(|starter| starter.has(words))
-        {
-            return Ok(());
-        }
-        Err(InputError::ProgramOutsideSandbox {
-            program: words.first().cloned().unwrap_or_default(),
+    fn refuses(&self, lacking: Needs) -> InputError {
+        let programs = lacking.commands.into_iter();
+        InputError::OutsideSandbox {
+            paths: lacking.files.into_iter().collect(),
+            programs: programs
+                .filter_map(|words| words.into_iter().next())
+                .collect(),
             has_keeper: self.has_keeper,
-        })
+        }
     }
 }
 
-/// Refuses a VM for which files would be needed that this process cannot have.
+/// Refuses a VM for which something would be needed that this process cannot have.
 ///
 /// # Errors
-/// [`InputError::OutsideSandbox`] or [`InputError::ProgramOutsideSandbox`].
+/// [`InputError::OutsideSandbox`].
 pub fn check_vm(request: &VmRequest) -> Result<(), InputError> {
     let Some(sandbox) = in_force() else {
         return Ok(());
     };
-    let commands = places::commands_of(request);
-    let mut commands = commands.iter();
-    commands.try_for_each(|words| sandbox.starts(words))?;
-    let files = places::files_of(request);
-    files.iter().try_for_each(|path| sandbox.covers(path))
+    let mut lacking = Needs::default();
+    match sandbox.find_lacking(Needs::of_vm(request), &mut lacking) {
+        true => Err(sandbox.refuses(lacking)),
+        false => Ok(()),
+    }
 }
 
-/// Refuses a configuration for which something would be needed that this process cannot have.
+/// Refuses a configuration for which something would be needed that this process cannot have. One answer has all of it, as one restart helps.
 ///
 /// # Errors
-/// [`ConfigError::Input`], with the place where it was written.
+/// [`ConfigError::Input`], with the place where the first of it was written.
 pub fn check_config(config: &Config) -> Result<(), ConfigError> {
     let Some(sandbox) = in_force() else {
         return Ok(());
     };
-    let at = |place: &str| {
-        let place = place.to_owned();
-        |error| ConfigError::Input { place, error }
-    };
-    for service in &config.services {
-        if let ServiceTarget::Command(words) = &service.value.target {
-            sandbox.starts(words).map_err(at(&service.place))?;
+    let mut lacking = Needs::default();
+    let mut first = None;
+    for (place, needs) in Needs::by_place(config) {
+        if sandbox.find_lacking(needs, &mut lacking) && first.is_none() {
+            first = Some(place.to_owned());
         }
     }
-    for vm in &config.vms {
-        check_vm(&vm.value).map_err(at(&vm.place))?;
+    match first {
+        Some(place) => Err(ConfigError::Input {
+            place,
+            error: sandbox.refuses(lacking),
+        }),
+        None => Ok(()),
     }
-    for publish in &config.publishes {
-        if let PublishListen::Unix { path, .. } = &publish.value.listen {
-            sandbox.covers(path).map_err(at(&publish.place))?;
-        }
-    }
-    let mut audit = config.audit.iter();
-    audit
-        .try_for_each(|path| sandbox.covers(path))
-        .map_err(at("audit"))
 }

@@ -292,19 +292,12 @@ pub enum InputError {
         "{key:?} cannot change while the daemon runs: put it back to {was:?}, or start the daemon anew"
     )]
     FixedSetting { key: &'static str, was: String },
-    #[error(
-        "the sandbox does not let the daemon make {}: name its directory in sandbox-paths or with --sandbox-path, and start the daemon anew; \
-         directories that the configuration names when it starts are open by themselves",
-        path.display()
-    )]
-    OutsideSandbox { path: PathBuf },
-    #[error(
-        "the sandbox does not let the daemon start {program:?}, as the configuration did not name it with these arguments when the daemon started: \
-         start it anew{}, or leave the program out",
-        cost_of_restart(*has_keeper)
-    )]
-    ProgramOutsideSandbox {
-        program: String,
+    #[error("{}", outside_sandbox(paths, programs, *has_keeper))]
+    OutsideSandbox {
+        /// Files that it would make.
+        paths: Vec<PathBuf>,
+        /// Programs that it would start.
+        programs: Vec<String>,
         /// What VMMs hold on to is kept while there is no daemon.
         has_keeper: bool,
     },
@@ -312,10 +305,36 @@ pub enum InputError {
     Syntax { message: String },
 }
 
+fn outside_sandbox(paths: &[PathBuf], programs: &[String], has_keeper: bool) -> String {
+    let paths: Vec<String> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    let programs: Vec<String> = programs
+        .iter()
+        .map(|program| format!("{program:?}"))
+        .collect();
+    let mut what = Vec::new();
+    let mut where_from = "";
+    if !paths.is_empty() {
+        what.push(format!("make {}", paths.join(" and ")));
+        where_from = ", with the directory in sandbox-paths or --sandbox-path where the configuration does not name the file";
+    }
+    if !programs.is_empty() {
+        what.push(format!("start {}", programs.join(" and ")));
+    }
+    format!(
+        "the sandbox does not let the daemon {}, as the configuration did not name that, with these arguments, when the daemon started: \
+         start it anew{where_from}{}; or leave it out",
+        what.join(" and "),
+        cost_of_restart(has_keeper)
+    )
+}
+
 fn cost_of_restart(has_keeper: bool) -> &'static str {
     match has_keeper {
-        true => ", which resets circuits with the host and nothing else, as there is a keeper",
-        false => ", which cuts off the guests of QEMU until they are started anew too",
+        true => " (this resets circuits with the host and nothing else, as there is a keeper)",
+        false => " (this cuts off the guests of QEMU until they are started anew too)",
     }
 }
 

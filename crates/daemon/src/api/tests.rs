@@ -118,7 +118,7 @@ fn a_hybrid_vm_is_added_and_waited_for_by_its_vmms_socket() {
     let daemon = FakeDaemon::start(&[], &[]);
     let path = daemon.runtime_dir().join("v.sock");
     // The socket is the VMM's: neither taken over nor removed.
-    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let _vmm = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let new = json!({"name": "fc", "hybrid": path}).to_string();
     let (status, body) = daemon.request("POST", "/v1/vms", &new);
     assert_eq!(status, 201, "{body}");

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use config::{
-    Channel, ChannelTarget, ChardevRequest, Config, PublishListen, ServiceTarget, Settings,
-    VmRequest, VmmSocket,
+    ChannelTarget, ChardevRequest, Config, PublishListen, ServiceTarget, Settings, VmRequest,
+    VmmSocket,
 };
 
 /// What the C library, its resolver and the clock read, as far as it is there. The last are for systems that keep libraries elsewhere.
@@ -43,10 +43,9 @@ pub struct Places {
 impl Places {
     /// Those that a configuration needs. Of what will be made anew, it is the directory that is needed.
     pub fn of(config: &Config, settings: &Settings, config_file: Option<&Path>) -> Places {
-        let mut write: BTreeSet<PathBuf> = files(config)
-            .iter()
-            .filter_map(|file| directory(file))
-            .collect();
+        let files = Needs::of(config).files;
+        let mut write: BTreeSet<PathBuf> =
+            files.iter().filter_map(|file| directory(file)).collect();
         write.insert(real(&settings.runtime_dir));
         write.insert(real(&settings.state_dir));
         write.extend(config.sandbox_paths.iter().map(|path| real(path)));
@@ -66,44 +65,79 @@ impl Places {
     }
 }
 
-/// The files that a configuration has made, written or removed.
-pub(super) fn files(config: &Config) -> BTreeSet<PathBuf> {
-    let mut files: BTreeSet<PathBuf> = config.audit.iter().cloned().collect();
-    files.extend(config.vms.iter().flat_map(|vm| files_of(&vm.value)));
-    files.extend(
-        config
-            .publishes
-            .iter()
-            .filter_map(|publish| match &publish.value.listen {
-                PublishListen::Unix { path, .. } => Some(path.clone()),
-                _ => None,
-            }),
-    );
-    files
+/// The files that something has made, written or removed, and the programs that it starts. What is dialled only needs no permission here.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Needs {
+    pub files: BTreeSet<PathBuf>,
+    pub commands: BTreeSet<Vec<String>>,
 }
 
-/// The files that a VM has made, written or removed. What is dialled only needs no permission here.
-pub(super) fn files_of(request: &VmRequest) -> BTreeSet<PathBuf> {
-    let met = match &request.vmm {
-        VmmSocket::Vsock(path) => path.clone(),
-        VmmSocket::Hybrid(path) => Some(path.clone()),
-        VmmSocket::Serial(chardev) => listening(chardev),
-    };
-    let mut files: BTreeSet<PathBuf> = met.into_iter().chain(request.host.clone()).collect();
-    files.extend(
-        request
-            .channels
-            .iter()
-            .filter_map(|channel| listening(&channel.chardev)),
-    );
-    files.extend(request.channels.iter().filter_map(written));
-    files.extend(
-        request
-            .ports
-            .iter()
-            .filter_map(|port| port.vhost_user.clone()),
-    );
-    files
+impl Needs {
+    /// Those of a configuration.
+    pub fn of(config: &Config) -> Needs {
+        let mut all = Needs::default();
+        for (_, needs) in Needs::by_place(config) {
+            all.files.extend(needs.files);
+            all.commands.extend(needs.commands);
+        }
+        all
+    }
+
+    /// Those of each part of a configuration, with the place where it is written.
+    pub fn by_place(config: &Config) -> Vec<(&str, Needs)> {
+        let services = config.services.iter().filter_map(|service| {
+            let ServiceTarget::Command(words) = &service.value.target else {
+                return None;
+            };
+            let commands = BTreeSet::from([words.clone()]);
+            let files = BTreeSet::new();
+            Some((service.place.as_str(), Needs { files, commands }))
+        });
+        let vms = config.vms.iter();
+        let vms = vms.map(|vm| (vm.place.as_str(), Needs::of_vm(&vm.value)));
+        let publishes = config.publishes.iter().filter_map(|publish| {
+            let PublishListen::Unix { path, .. } = &publish.value.listen else {
+                return None;
+            };
+            Some((publish.place.as_str(), Needs::of_file(path)))
+        });
+        let audit = config.audit.iter();
+        let audit = audit.map(|path| ("audit", Needs::of_file(path)));
+        services.chain(vms).chain(publishes).chain(audit).collect()
+    }
+
+    /// Those of a VM.
+    pub fn of_vm(request: &VmRequest) -> Needs {
+        let met = match &request.vmm {
+            VmmSocket::Vsock(path) => path.clone(),
+            VmmSocket::Hybrid(path) => Some(path.clone()),
+            VmmSocket::Serial(chardev) => listening(chardev),
+        };
+        let mut files: BTreeSet<PathBuf> = met.into_iter().chain(request.host.clone()).collect();
+        let mut commands = BTreeSet::new();
+        for channel in &request.channels {
+            files.extend(listening(&channel.chardev));
+            match &channel.target {
+                ChannelTarget::Listen(path) | ChannelTarget::File { path, .. } => {
+                    files.insert(path.clone());
+                }
+                ChannelTarget::Command(words) => {
+                    commands.insert(words.clone());
+                }
+                _ => {}
+            }
+        }
+        let ports = request.ports.iter();
+        files.extend(ports.filter_map(|port| port.vhost_user.clone()));
+        Needs { files, commands }
+    }
+
+    fn of_file(path: &Path) -> Needs {
+        Needs {
+            files: BTreeSet::from([path.to_owned()]),
+            commands: BTreeSet::new(),
+        }
+    }
 }
 
 fn listening(chardev: &ChardevRequest) -> Option<PathBuf> {
@@ -111,38 +145,6 @@ fn listening(chardev: &ChardevRequest) -> Option<PathBuf> {
         ChardevRequest::Listen(path) => path.clone(),
         ChardevRequest::Connect(_) => None,
     }
-}
-
-fn written<D>(channel: &Channel<D>) -> Option<PathBuf> {
-    match &channel.target {
-        ChannelTarget::Listen(path) | ChannelTarget::File { path, .. } => Some(path.clone()),
-        _ => None,
-    }
-}
-
-/// The programs that a configuration starts, each once.
-pub(super) fn commands(config: &Config) -> BTreeSet<Vec<String>> {
-    let of_services = config
-        .services
-        .iter()
-        .filter_map(|service| match &service.value.target {
-            ServiceTarget::Command(words) => Some(words.clone()),
-            _ => None,
-        });
-    let of_vms = config.vms.iter().flat_map(|vm| commands_of(&vm.value));
-    of_services.chain(of_vms).collect()
-}
-
-/// The programs that the channels of a VM start.
-pub(super) fn commands_of(request: &VmRequest) -> BTreeSet<Vec<String>> {
-    let targets = request
-        .channels
-        .iter()
-        .filter_map(|channel| match &channel.target {
-            ChannelTarget::Command(words) => Some(words.clone()),
-            _ => None,
-        });
-    targets.collect()
 }
 
 /// The directory in which a file is, or would be. Landlock works with what is behind links, and so do the questions asked of it.

@@ -1,3 +1,4 @@
+use std::path::Path;
 use std::time::Duration;
 
 use config::{Config, parse_file};
@@ -53,7 +54,7 @@ fn each_program_is_listed_once() {
     let text = "[[service]]\nname = \"a\"\nport = 1\ncommand = [\"/bin/cat\", \"-n\"]\n\
         [[service]]\nname = \"b\"\nport = 2\ncommand = [\"/bin/cat\", \"-n\"]\n\
         [[vm]]\nname = \"web\"\n[[vm.channel]]\nname = \"log\"\ncommand = [\"/bin/cat\"]\n";
-    let commands = places::commands(&read(text, Path::new("/")));
+    let commands = Needs::of(&read(text, Path::new("/"))).commands;
     let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let listed: Vec<_> = commands.into_iter().collect();
     assert_eq!(listed, [words("/bin/cat"), words("/bin/cat -n")]);
