@@ -13,13 +13,17 @@ use std::time::{Duration, Instant};
 use api::{HandOver, Health, Program};
 use serde::Serialize;
 
-use crate::client::{Client, ClientError};
+use crate::client::{Client, ClientError, say_if_slow};
 use crate::failure::Failure;
+use crate::lines::note;
 use binary::Binary;
 pub use running::Running;
 
 /// How long a new daemon is watched after it has begun to serve.
 const WATCH: Duration = Duration::from_secs(1);
+
+/// How long a daemon that hands over may take to end: twice as long as programs of services and of channels are waited for.
+const END_PATIENCE: Duration = Duration::from_secs(45);
 
 /// How often a new daemon is looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -121,7 +125,7 @@ impl Upgrade {
             Ok(()) | Err(ClientError::HungUp { .. } | ClientError::Broken { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        self.running.wait(timeout)?;
+        self.await_end()?;
         let words = match start.start(&self.next) {
             Ok(mut next) => match self.serves(client, timeout, Some(&mut next)) {
                 Ok(health) => return Ok(health),
@@ -133,6 +137,19 @@ impl Upgrade {
             Err(error) => format!("it cannot be started: {error}"),
         };
         self.go_back(client, timeout, &start, &words)
+    }
+
+    /// Waits until the old daemon has ended. It is killed if it does not: it has let go of what goes on, and nobody would serve.
+    fn await_end(&self) -> Result<(), Failure> {
+        let what = || Some("the daemon to end: programs of services are given some seconds".into());
+        if say_if_slow(END_PATIENCE, what, || self.running.wait(END_PATIENCE)) {
+            return Ok(());
+        }
+        note(&format!(
+            "the daemon has not ended in {} s, and is killed",
+            END_PATIENCE.as_secs()
+        ));
+        self.running.kill()
     }
 
     fn go_back(

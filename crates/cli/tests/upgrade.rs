@@ -5,11 +5,13 @@
 mod program;
 
 use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use keeper::{Keeper, KeeperError};
-use program::{Outcome, Running, ringdown, run_with};
+use program::{Outcome, Running, finish, ringdown, run_with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -41,8 +43,12 @@ impl Host {
     }
 
     fn serve(&mut self) {
-        let mut serve = ringdown(&["serve", "--vm", "name=web", "--keeper"]);
-        serve.arg(self.path().join("keeper"));
+        self.serve_with(&["--vm", "name=web"]);
+    }
+
+    fn serve_with(&mut self, options: &[&str]) {
+        let mut serve = ringdown(&["serve", "--keeper"]);
+        serve.arg(self.path().join("keeper")).args(options);
         serve.arg("--runtime-dir").arg(self.path());
         let mut daemon = Running::start(serve);
         daemon.wait_until_ready();
@@ -261,4 +267,53 @@ fn what_a_later_version_kept_is_refused_and_left_as_it_is() {
         (&restart["restarts"], &restart["ended"]),
         (&1.into(), &"died".into())
     );
+}
+
+#[test]
+fn a_program_that_does_not_end_holds_up_neither_guests_nor_the_next_daemon() {
+    let mut host = Host::start();
+    drop(host.daemon.take());
+    let path = |name: &str| host.path().join(name);
+    let stubborn = "trap '' TERM; echo $$; while :; do sleep 1; done";
+    let config = format!(
+        "[[vm]]\nname = \"web\"\nhybrid = {:?}\n[[vm]]\nname = \"www\"\nhybrid = {:?}\n\
+         [[service]]\nname = \"stubborn\"\nport = 5000\ncommand = [\"/bin/sh\", \"-c\", {stubborn:?}]\n\
+         [[rule]]\nfrom = \"web\"\nto = \"service:stubborn\"\naction = \"allow\"\n\
+         [[rule]]\nfrom = \"web\"\nto = \"host\"\nport = 6000\nredirect = \"www:80\"\n",
+        path("web.v"),
+        path("db.v")
+    );
+    fs::write(path("c.toml"), config).unwrap();
+    let vmm = UnixListener::bind(path("db.v")).unwrap();
+    std::thread::spawn(move || {
+        for call in vmm.incoming() {
+            let mut call = call.unwrap();
+            let mut line = [0; 11];
+            call.read_exact(&mut line).unwrap();
+            assert_eq!(&line, b"CONNECT 80\n");
+            call.write_all(b"OK 1\nhello").unwrap();
+        }
+    });
+    let config = path("c.toml");
+    host.serve_with(&["--config", config.to_str().unwrap()]);
+
+    let mut circuit = UnixStream::connect(host.path().join("web.v_5000")).unwrap();
+    let mut program = BufReader::new(circuit.try_clone().unwrap());
+    let mut pid = String::new();
+    program.read_line(&mut pid).unwrap();
+    let before = host.pid();
+    let upgrade = ringdown(&["upgrade", "--runtime-dir", host.path().to_str().unwrap()]);
+    let upgrade = std::thread::spawn(|| finish(upgrade));
+    // It is cut at once, and has seconds to end.
+    let _ = circuit.read(&mut [0]);
+    let mut call = UnixStream::connect(host.path().join("web.v_6000")).unwrap();
+    let mut said = [0; 5];
+    call.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"hello");
+    let done = upgrade.join().unwrap();
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    assert_ne!(host.pid(), before);
+    assert!(!Path::new("/proc").join(pid.trim()).exists());
+    assert!(host.daemon.take().unwrap().0.wait().unwrap().success());
+    host.restart();
 }

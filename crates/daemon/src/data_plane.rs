@@ -128,6 +128,10 @@ struct ProxyOffers {
 }
 
 impl Offers for ProxyOffers {
+    fn stop(&self) {
+        self.proxy.stop();
+    }
+
     fn prepare(&self, offer: Offer) -> Result<Commit, OfferError> {
         let Offer {
             services,

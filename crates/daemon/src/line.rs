@@ -233,6 +233,9 @@ pub trait LineWorker: Send + Sync + 'static {
         sender: CaptureSender,
     ) -> Result<(), LineError>;
 
+    /// Cuts the circuits with programs of the host, and waits until those of channels have ended, which are killed if they do not. Guests' circuits go on.
+    fn end_host_calls(&self) {}
+
     /// Closes every line, removes every socket and ends the worker's threads.
     fn stop(&self);
 }

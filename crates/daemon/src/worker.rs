@@ -384,14 +384,19 @@ impl LineWorker for Worker {
         }
     }
 
-    fn stop(&self) {
-        self.orders.ask(Fabric::stop);
-        let serial_lines = std::mem::take(&mut *sys::lock(&self.serial_lines));
-        drop(serial_lines);
+    fn end_host_calls(&self) {
+        self.orders.ask(Fabric::end_host_calls);
         // All are told before any is waited for.
         let VmsChannels { server, by_vm } = std::mem::take(&mut *sys::lock(&self.channels));
         drop(by_vm);
         drop(server);
+    }
+
+    fn stop(&self) {
+        self.end_host_calls();
+        self.orders.ask(Fabric::stop);
+        let serial_lines = std::mem::take(&mut *sys::lock(&self.serial_lines));
+        drop(serial_lines);
         let thread = sys::lock(&self.thread).take();
         if let Some(thread) = thread {
             // It has been told to end; if it panicked, that has been printed.

@@ -206,6 +206,8 @@ pub struct Fabric {
     /// Room for a message of a host program, which has to be read as a whole.
     message_room: Vec<u8>,
     stopped: bool,
+    /// No calls for services and published ports are put through any more.
+    ends_host_calls: bool,
 }
 
 impl Fabric {
@@ -269,6 +271,7 @@ impl Fabric {
             spare_chains: Vec::new(),
             message_room: vec![0; host::MAX_MESSAGE_BYTES],
             stopped: false,
+            ends_host_calls: false,
         })
     }
 
@@ -302,12 +305,26 @@ impl Fabric {
         for name in names {
             self.close_line(&name);
         }
-        // A circuit that is not cut looks like one that has ended when its sockets are closed.
+        self.cut_all();
+        self.captures.end();
+        self.stopped = true;
+    }
+
+    /// Cuts the circuits with programs of the host, and makes no more of them for services and published ports. Guests' circuits go on: those who serve
+    /// these calls may take their time to end.
+    pub fn end_host_calls(&mut self) {
+        self.ends_host_calls = true;
+        self.dialer = None;
+        self.switch.cut_host_circuits(self.now, &mut self.actions);
+        self.carry_out();
+        self.cut_all();
+    }
+
+    /// A circuit that is not cut looks like one that has ended when its sockets are closed.
+    fn cut_all(&mut self) {
         while self.switch.is_cutting() {
             self.tell(Event::Tick);
         }
-        self.captures.end();
-        self.stopped = true;
     }
 
     /// Whether [`stop`](Self::stop) was called.

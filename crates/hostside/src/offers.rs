@@ -49,6 +49,9 @@ pub trait Offers: Send + Sync + 'static {
     /// # Errors
     /// [`OfferError`] says what cannot be had. Then nothing has changed.
     fn prepare(&self, offer: Offer) -> Result<Commit, OfferError>;
+
+    /// Ends all that is offered, and waits until programs have ended, which are killed if they do not. Their circuits have been cut before.
+    fn stop(&self) {}
 }
 
 /// Offers nothing, and refuses what is to be offered.

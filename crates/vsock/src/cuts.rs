@@ -9,7 +9,7 @@ use policy::{LineId, Time};
 
 use crate::circuit::Circuit;
 use crate::end::{End, Party};
-use crate::event::Outsider;
+use crate::event::{Action, Outsider};
 use crate::share::Origin;
 use crate::switch::{Actions, Cut, EndKey};
 use crate::{CircuitId, Reason, Side, Switch};
@@ -18,6 +18,23 @@ impl Switch {
     /// Whether circuits are left to be cut at the next tick.
     pub fn is_cutting(&self) -> bool {
         !self.cuts.is_empty()
+    }
+
+    /// Cuts the circuits with programs of the host, the first of them now and the others at the next ticks.
+    pub fn cut_host_circuits(&mut self, now: Time, actions: &mut Vec<Action>) {
+        let is_with_host = |circuit: &Circuit| {
+            let mut ends = circuit.ends.iter();
+            ends.any(|end| !end.gone && matches!(end.party, Party::Host))
+        };
+        let concerned = self.circuits.iter();
+        let concerned = concerned.filter(|(_, circuit)| is_with_host(circuit));
+        let circuits: Vec<_> = concerned.map(|(_, circuit)| (circuit.id, None)).collect();
+        let cut = Cut {
+            circuits: circuits.into_iter(),
+            reason: Reason::Operator,
+            removed: None,
+        };
+        self.cut(now, cut, actions);
     }
 
     /// Cuts what comes first of these circuits, and leaves the rest to the ticks that follow. Cuts are made in the order in which they began, so

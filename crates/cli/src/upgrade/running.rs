@@ -13,12 +13,15 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::binary::Binary;
 use crate::arguments::{Arguments, Command as Words, Sandbox};
 use crate::failure::Failure;
 use crate::unix;
+
+/// How long a killed process may take to be gone.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the kernel appends to the path of a file that has been replaced.
 const DELETED: &str = " (deleted)";
@@ -114,18 +117,28 @@ impl Running {
         Ok(PathBuf::from(OsStr::from_bytes(path)))
     }
 
-    /// Waits until it has ended.
-    ///
-    /// # Errors
-    /// [`Failure`] when it has not in time.
-    pub(super) fn wait(&self, timeout: Duration) -> Result<(), Failure> {
+    /// Waits until it has ended. Returns whether it has.
+    pub(super) fn wait(&self, timeout: Duration) -> bool {
         let timeout = Timespec::try_from(timeout).ok();
         let mut ends = [PollFd::new(&self.process, PollFlags::IN)];
-        match poll(&mut ends, timeout.as_ref()) {
-            Ok(1..) => Ok(()),
-            _ => Err(Failure::failed(
-                "the daemon was asked to hand over and has not ended: nothing was started; see its log",
-            )),
+        matches!(poll(&mut ends, timeout.as_ref()), Ok(1..))
+    }
+
+    /// Kills it, and waits until it has ended.
+    ///
+    /// # Errors
+    /// [`Failure`] when it may not be killed, or hangs in the kernel.
+    pub(super) fn kill(&self) -> Result<(), Failure> {
+        let killed = pidfd_send_signal(&self.process, Signal::KILL);
+        match self.wait(KILL_PATIENCE) {
+            true => Ok(()),
+            false => Err(Failure::failed(format!(
+                "the daemon, process {}, cannot be ended{}: nothing was started",
+                self.pid.as_raw_nonzero(),
+                killed
+                    .err()
+                    .map_or_else(String::new, |error| format!(" ({error})"))
+            ))),
         }
     }
 

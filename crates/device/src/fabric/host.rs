@@ -311,7 +311,7 @@ impl Fabric {
         let party = party_of_published(&call);
         let line = match self.line_named(&call.vm) {
             _ if self.is_refused(party) => Err(Some(Reason::SlowPeer)),
-            _ if !call.is_published.load(Ordering::Acquire) => Err(None),
+            _ if self.ends_host_calls || !call.is_published.load(Ordering::Acquire) => Err(None),
             line => line.ok_or(Some(Reason::UnknownCid)),
         };
         let line = match line {
