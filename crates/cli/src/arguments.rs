@@ -209,6 +209,9 @@ pub struct Serve {
     /// What to log to standard error: error, warn, info, debug or trace, also per module [default: $RINGDOWN_LOG, else info]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
+    /// Read the configuration as for a start, print the names of its VMs, and end; nothing is made, and no daemon is asked
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// The options of `hold`.

@@ -18,6 +18,7 @@ use crate::failure::Failure;
 use crate::lines::note;
 use binary::Binary;
 pub use running::Running;
+use running::Start;
 
 /// How long a new daemon is watched after it has begun to serve.
 const WATCH: Duration = Duration::from_secs(1);
@@ -52,6 +53,7 @@ pub struct Upgrade {
     /// What it would do.
     pub plan: Plan,
     running: Running,
+    start: Option<Start>,
     next: Binary,
 }
 
@@ -69,23 +71,27 @@ impl Upgrade {
         };
         let next = Binary::open(&path, rustix::process::geteuid().as_raw())?;
         let program = next.ask()?;
-        let mut hindrance = api::reads(&program.formats, &daemon.formats)
-            .err()
-            .map(|words| format!("the new program cannot go on: {words}"));
-        if !daemon.keeper {
-            hindrance = Some(
+        // Before anything ends: after that it cannot be looked at any more.
+        let start = match running.is_seen() {
+            true => Some(running.starts()?),
+            false => None,
+        };
+        let hindrance = match (&running.unit, binary) {
+            (Some(unit), Some(binary)) if running.program()? != binary => Some(format!(
+                "{unit} starts {}: install the new program there, and leave --binary out",
+                running.program()?.display()
+            )),
+            _ if !daemon.keeper => Some(
                 "there is no keeper, so VMs would be cut off: `ringdown hold` and `serve --keeper` keep them".to_owned(),
-            );
-        }
-        if let (Some(unit), Some(binary)) = (&running.unit, binary) {
-            let started = running.program()?;
-            if started != binary {
-                hindrance = Some(format!(
-                    "{unit} starts {}: install the new program there, and leave --binary out",
-                    started.display()
-                ));
-            }
-        }
+            ),
+            _ => api::reads(&program.formats, &daemon.formats)
+                .err()
+                .map(|words| format!("the new program cannot go on: {words}")),
+        };
+        let hindrance = match (hindrance, &start) {
+            (None, Some(start)) => unlike(client, start, &next)?,
+            (hindrance, _) => hindrance,
+        };
         let no_way_back = api::reads(&daemon.formats, &program.formats).err();
         Ok(Upgrade {
             plan: Plan {
@@ -98,6 +104,7 @@ impl Upgrade {
                 no_way_back,
             },
             running,
+            start,
             next,
         })
     }
@@ -118,8 +125,13 @@ impl Upgrade {
                 ))
             });
         }
-        // Before anything ends: after that it cannot be looked at any more.
-        let start = self.running.starts()?;
+        let uid = self.running.uid;
+        let start = self.start.as_ref();
+        let Some(start) = start.filter(|_| rustix::process::geteuid().as_raw() == uid) else {
+            return Err(Failure::failed(format!(
+                "the daemon runs as the user {uid}: run this as that user, as by `sudo -u '#{uid}' ringdown upgrade`"
+            )));
+        };
         match client.hand_over() {
             // It ends, and may do so before it has answered.
             Ok(()) | Err(ClientError::HungUp { .. } | ClientError::Broken { .. }) => {}
@@ -136,7 +148,7 @@ impl Upgrade {
             },
             Err(error) => format!("it cannot be started: {error}"),
         };
-        self.go_back(client, timeout, &start, &words)
+        self.go_back(client, timeout, start, &words)
     }
 
     /// Waits until the old daemon has ended. It is killed if it does not: it has let go of what goes on, and nobody would serve.
@@ -156,7 +168,7 @@ impl Upgrade {
         &self,
         client: &Client,
         timeout: Duration,
-        start: &running::Start,
+        start: &Start,
         words: &str,
     ) -> Result<Health, Failure> {
         let again = start.start(&start.old).map_err(|error| error.to_string());
@@ -206,6 +218,23 @@ impl Upgrade {
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
+}
+
+/// What the new program would not serve as the daemon does.
+fn unlike(client: &Client, start: &Start, next: &Binary) -> Result<Option<String>, Failure> {
+    let served = match start.dry_run(next) {
+        Ok(served) => served,
+        Err(words) => return Ok(Some(format!("the new program would not start: {words}"))),
+    };
+    let vms = client.list()?.vms.into_iter();
+    let missing = vms.filter(|vm| vm.configured && !served.contains(&vm.full_name()));
+    let missing: Vec<String> = missing.map(|vm| vm.full_name()).collect();
+    Ok((!missing.is_empty()).then(|| {
+        format!(
+            "the configuration has no {} any more: `ringdown reload` first, if that is meant",
+            missing.join(", ")
+        )
+    }))
 }
 
 fn end(daemon: &mut Child) {

@@ -430,6 +430,56 @@ fn a_log_that_is_not_read_stops_nothing_and_says_later_what_it_lacks() {
     assert_eq!(daemon.process.wait().unwrap().code(), Some(0));
 }
 
+/// The daemon's journal is everybody's: a caller gets no more lines there by the audit than by anything else.
+#[test]
+fn an_audit_without_a_file_takes_no_more_of_the_log_than_lines_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path();
+    let text = format!(
+        "[[vm]]\nname = \"fc\"\nhybrid = {:?}\n[[service]]\nname = \"s\"\nport = 5000\nto = \"unix:{}\"\n\
+         [[rule]]\nfrom = \"fc\"\nto = \"service:s\"\nport = \"*\"\naction = \"allow\"\n",
+        run.join("fc.vmm"),
+        run.join("nothing").display(),
+    );
+    let file = run.join("c.toml");
+    std::fs::write(&file, text).unwrap();
+    let mut daemon = Daemon::start_with(
+        run,
+        &run.join("no-notify"),
+        &["--config", file.to_str().unwrap()],
+    );
+    let mut log = daemon.process.stderr.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        log.read_to_string(&mut text).unwrap();
+        text
+    });
+    daemon.wait_until_ready();
+    let begun = Instant::now();
+    let mut calls = 0;
+    while calls < 400 || begun.elapsed() < Duration::from_secs(3) {
+        call_in_vain(&run.join("fc.vmm_5000"), 20);
+        calls += 20;
+    }
+    daemon.signal(Signal::TERM);
+    let log = reader.join().unwrap();
+    let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
+    let (mut written, mut held_back) = (0, 0);
+    for line in log.lines() {
+        let Some(place) = line.find("{\"time\":") else {
+            continue;
+        };
+        let record: serde_json::Value = serde_json::from_str(&line[place..]).unwrap();
+        match record["held_back"]["failed"].as_u64() {
+            Some(count) => held_back += usize::try_from(count).unwrap(),
+            None => written += 1,
+        }
+    }
+    assert!(written >= 100, "{written}");
+    assert!(written <= 100 + seconds + 1, "{written} in {seconds} s");
+    assert_eq!(written + held_back, calls);
+}
+
 /// Nothing may wait for its reader at the end, either.
 #[test]
 fn a_daemon_whose_log_is_not_read_ends_all_the_same() {

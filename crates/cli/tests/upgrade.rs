@@ -9,6 +9,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use keeper::{Keeper, KeeperError};
 use program::{Outcome, Running, finish, ringdown, run_with};
@@ -47,9 +48,23 @@ impl Host {
     }
 
     fn serve_with(&mut self, options: &[&str]) {
+        self.serve_in(Path::new("."), options);
+    }
+
+    fn serve_in(&mut self, place: &Path, options: &[&str]) {
+        let mut serve = self.serving();
+        serve.current_dir(place).args(options);
+        self.start_daemon(serve);
+    }
+
+    fn serving(&self) -> Command {
         let mut serve = ringdown(&["serve", "--keeper"]);
-        serve.arg(self.path().join("keeper")).args(options);
+        serve.arg(self.path().join("keeper"));
         serve.arg("--runtime-dir").arg(self.path());
+        serve
+    }
+
+    fn start_daemon(&mut self, serve: Command) {
         let mut daemon = Running::start(serve);
         daemon.wait_until_ready();
         self.daemon = Some(daemon);
@@ -316,4 +331,55 @@ fn a_program_that_does_not_end_holds_up_neither_guests_nor_the_next_daemon() {
     assert!(!Path::new("/proc").join(pid.trim()).exists());
     assert!(host.daemon.take().unwrap().0.wait().unwrap().success());
     host.restart();
+}
+
+#[test]
+fn what_the_next_daemon_would_read_is_looked_at_before_this_one_ends() {
+    let mut host = Host::start();
+    drop(host.daemon.take());
+    let (config, place) = (host.path().join("c.toml"), host.path().join("place"));
+    let both = "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"www\"\n";
+    fs::write(&config, both).unwrap();
+    fs::create_dir(&place).unwrap();
+    host.serve_in(&place, &["--config", config.to_str().unwrap()]);
+    let before = host.pid();
+    let refused = |words: &str| {
+        for arguments in [&["--check"][..], &[]] {
+            let outcome = host.upgrade(arguments);
+            assert_eq!(outcome.code, Some(1), "{}", outcome.out);
+            let said = format!("{}{}", outcome.out, outcome.err);
+            assert!(said.contains(words), "{said}");
+        }
+        assert_eq!(host.pid(), before);
+    };
+    fs::write(&config, "[[vm]]\nname = 7\n").unwrap();
+    refused(&format!(
+        "the new program would not start: {}: line 2, column 8",
+        config.display()
+    ));
+    fs::write(&config, "[[vm]]\nname = \"web\"\n").unwrap();
+    refused("the configuration has no www any more: `ringdown reload` first, if that is meant");
+    fs::write(&config, both).unwrap();
+    fs::remove_dir(&place).unwrap();
+    refused("the daemon's working directory is gone");
+    fs::create_dir(&place).unwrap();
+    refused("the daemon's working directory is gone");
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read_again_ends_no_daemon() {
+    let mut host = Host::start();
+    drop(host.daemon.take());
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    rustix::io::write(&writer, b"[[vm]]\nname = \"web\"\n").unwrap();
+    drop(writer);
+    let mut serve = host.serving();
+    serve.args(["--config", "/dev/stdin"]).stdin(reader);
+    host.start_daemon(serve);
+    let before = host.pid();
+    let refused = host.upgrade(&[]);
+    assert_eq!(refused.code, Some(1), "{}", refused.out);
+    let words = "the configuration has no web any more";
+    assert!(refused.err.contains(words), "{}", refused.err);
+    assert_eq!(host.pid(), before);
 }

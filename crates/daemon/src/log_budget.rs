@@ -34,7 +34,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// Lines that are not held back here: the counts themselves.
 pub(crate) const COUNTS: &str = "log_budget";
 
-/// Lines that the audit writes here when it has no file: it has a budget and counts of its own.
+/// Lines that the audit writes here when it has no file: it has asked [`takes_record`], and counts what is held back by itself.
 pub(crate) const AUDIT: &str = "audit";
 
 /// The log is the process's, and so is its budget.
@@ -47,8 +47,25 @@ pub fn admits(event: &Event<'_>) -> bool {
     }
     let mut about = About::default();
     event.record(&mut about);
-    let key = (event.metadata().callsite(), about);
+    let key = (Site::Line(event.metadata().callsite()), about);
     BUDGET.admits(key, rate::now())
+}
+
+/// Whether the log takes a record of the audit, of this source and kind, as it would take a line. One that it does not take is not counted here.
+pub(crate) fn takes_record(source: &str, kind: &str) -> bool {
+    let about = About {
+        name: source.to_owned(),
+        reason: kind.to_owned(),
+        ..About::default()
+    };
+    sys::lock(&BUDGET.state).takes((Site::Audit, about), rate::now())
+}
+
+/// What writes lines of one kind.
+#[derive(Debug, PartialEq, Eq, Hash)]
+enum Site {
+    Line(Identifier),
+    Audit,
 }
 
 /// Writes each second what was held back. With nothing held back it sleeps.
@@ -95,9 +112,9 @@ impl Visit for About {
     }
 }
 
-/// Budgets of type `K`: a call site, and what it is about.
+/// Budgets of type `K`: what writes, and what it is about.
 #[derive(Debug)]
-struct LogBudget<K = Identifier> {
+struct LogBudget<K = Site> {
     state: Mutex<State<K>>,
     is_held_back: Notify,
 }
@@ -115,6 +132,22 @@ fn full() -> TokenBucket {
     TokenBucket::new(1, Duration::from_secs(LINES))
 }
 
+impl<K: Eq + std::hash::Hash> State<K> {
+    fn takes(&mut self, key: (K, About), now: Time) -> bool {
+        let buckets = &mut self.buckets;
+        if buckets.len() >= MAX_BUDGETS && !buckets.contains_key(&key) {
+            buckets.retain(|_, bucket| !bucket.is_full(now));
+        }
+        let has_room = buckets.len() < MAX_BUDGETS;
+        let bucket = match buckets.entry(key) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) if has_room => entry.insert(full()),
+            Entry::Vacant(_) => &mut self.shared,
+        };
+        bucket.take(now)
+    }
+}
+
 impl<K: Eq + std::hash::Hash> LogBudget<K> {
     fn new() -> LogBudget<K> {
         LogBudget {
@@ -129,24 +162,11 @@ impl<K: Eq + std::hash::Hash> LogBudget<K> {
 
     fn admits(&self, key: (K, About), now: Time) -> bool {
         let mut state = sys::lock(&self.state);
-        let State {
-            buckets,
-            shared,
-            held_back,
-        } = &mut *state;
-        if buckets.len() >= MAX_BUDGETS && !buckets.contains_key(&key) {
-            buckets.retain(|_, bucket| !bucket.is_full(now));
-        }
-        let has_room = buckets.len() < MAX_BUDGETS;
         let vm = key.1.vm.clone();
-        let bucket = match buckets.entry(key) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) if has_room => entry.insert(full()),
-            Entry::Vacant(_) => shared,
-        };
-        if bucket.take(now) {
+        if state.takes(key, now) {
             return true;
         }
+        let held_back = &mut state.held_back;
         let is_counted = held_back.len() < MAX_COUNTS || held_back.contains_key(&vm);
         let vm = if is_counted { vm } else { String::new() };
         *held_back.entry(vm).or_default() += 1;

@@ -414,19 +414,9 @@ struct Prepared {
 impl Prepared {
     fn new(read_config: ReadConfig) -> Result<Prepared, ServeError> {
         let config = read_config()?;
-        let settings = Settings::of(&config).map_err(|error| ServeError::System {
-            what: "find the runtime directory",
-            error,
-        })?;
-        check_socket_path(&control_socket(&settings.runtime_dir)).map_err(|error| {
-            ConfigError::Input {
-                place: "the runtime directory".to_owned(),
-                error,
-            }
-        })?;
-        // Checked before anything is made; the CIDs are filled in when the memory of them is ours.
-        let plan = Plan::new(settings.runtime_dir.clone(), Cids::default());
-        warn_of(&Rulebook::new(plan, &config)?.check_at_once());
+        // Checked before anything is made.
+        let (settings, book) = checked(&config)?;
+        warn_of(&book.check_at_once());
         prepare_directory(&settings.runtime_dir, "--runtime-dir")?;
         prepare_directory(&settings.state_dir, "state-dir")?;
         let keeper = settings.keeper.as_deref().map(Keeper::attach).transpose()?;
@@ -442,6 +432,32 @@ impl Prepared {
             before,
         })
     }
+}
+
+/// What a configuration comes to, before the CIDs are filled in: the memory of them is the daemon's that runs.
+fn checked(config: &Config) -> Result<(Settings, Rulebook), ServeError> {
+    let settings = Settings::of(config).map_err(|error| ServeError::System {
+        what: "find the runtime directory",
+        error,
+    })?;
+    check_socket_path(&control_socket(&settings.runtime_dir)).map_err(|error| {
+        ConfigError::Input {
+            place: "the runtime directory".to_owned(),
+            error,
+        }
+    })?;
+    let plan = Plan::new(settings.runtime_dir.clone(), Cids::default());
+    let book = Rulebook::new(plan, config)?;
+    Ok((settings, book))
+}
+
+/// The full names of the VMs that a daemon would serve by this configuration. Nothing is made, and no daemon is asked.
+///
+/// # Errors
+/// [`ServeError`] when it would not start.
+pub fn dry_run(config: &Config) -> Result<Vec<String>, ServeError> {
+    let (_, book) = checked(config)?;
+    Ok(book.plan.lines().map(|line| line.full_name()).collect())
 }
 
 /// Tells of what can hardly be meant, and of no more than a person would read.

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use config::{
@@ -27,6 +28,12 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     let directory = std::env::current_dir()
         .map_err(|error| Failure::failed(format!("cannot find the working directory: {error}")))?;
     let config = configuration(runtime_dir.clone(), &options, &directory)?;
+    if options.dry_run {
+        for name in daemon::serve::dry_run(&config)? {
+            super::print(&format!("{name}\n"))?;
+        }
+        return Ok(());
+    }
     let spin = config.spin.unwrap_or(DEFAULT_SPIN);
     if let (None, Some(written)) = (&runtime_dir, &config.runtime_dir) {
         note_runtime_dir(written);
@@ -34,11 +41,16 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     let net_batch = options.net_batch;
     let sandbox = sandbox_of(&options);
     let _flushed = FlushAtEnd;
+    // A pipe can be read once only.
+    let first = Mutex::new(Some(config));
     let ended = daemon::serve::serve(
         Box::new(move || {
             let file = options.config.as_deref();
             if let Some((found, remedy)) = file.and_then(check::writers) {
                 tracing::warn!("{found}: `{remedy}`");
+            }
+            if let Some(config) = sys::lock(&first).take() {
+                return Ok(config);
             }
             configuration(runtime_dir.clone(), &options, &directory)
         }),

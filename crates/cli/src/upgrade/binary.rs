@@ -15,8 +15,8 @@ use serde::Deserialize;
 use super::LOOK_INTERVAL;
 use crate::failure::Failure;
 
-/// How long a program may take to say what it is.
-const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a program may take to say what it is, and to read a configuration.
+pub(super) const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bits of the mode by which a group or others may write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
@@ -114,12 +114,12 @@ impl Binary {
     }
 }
 
-/// Runs a command that says little.
-fn output_within(command: &mut Command, timeout: Duration) -> io::Result<Output> {
+/// Runs a command that says little: less than pipes hold.
+pub(super) fn output_within(command: &mut Command, timeout: Duration) -> io::Result<Output> {
     command.stdin(Stdio::null());
     let mut child = command
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()?;
     let start = Instant::now();
     while child.try_wait()?.is_none() {

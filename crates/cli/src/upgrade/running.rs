@@ -15,7 +15,7 @@ use clap::Parser as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::binary::Binary;
+use super::binary::{ASK_TIMEOUT, Binary, output_within};
 use crate::arguments::{Arguments, Command as Words, Sandbox};
 use crate::failure::Failure;
 use crate::unix;
@@ -142,18 +142,16 @@ impl Running {
         }
     }
 
+    /// Whether this user may see how it was started.
+    pub(super) fn is_seen(&self) -> bool {
+        [0, self.uid].contains(&rustix::process::geteuid().as_raw())
+    }
+
     /// How it was started. To be asked while it runs.
     ///
     /// # Errors
-    /// [`Failure`] when this user is not its own, or it was started as no daemon is.
+    /// [`Failure`] when this user may not look, or it was started as no daemon is.
     pub(super) fn starts(&self) -> Result<Start, Failure> {
-        let own = rustix::process::geteuid().as_raw();
-        if own != self.uid {
-            return Err(Failure::failed(format!(
-                "the daemon runs as the user {}: run this as that user, as by `sudo -u '#{}' ringdown upgrade`",
-                self.uid, self.uid
-            )));
-        }
         let unseen = |error: io::Error| {
             Failure::failed(format!("cannot see how the daemon was started: {error}"))
         };
@@ -177,6 +175,38 @@ impl Running {
 }
 
 impl Start {
+    fn command(&self, binary: &Binary) -> Command {
+        let mut command = binary.command();
+        command.args(&self.arguments).current_dir(&self.directory);
+        for name in VARIABLES {
+            command.env_remove(name);
+        }
+        command.envs(self.variables.iter().cloned());
+        command
+    }
+
+    /// The VMs that a program would serve if it was started so, by full name.
+    ///
+    /// # Errors
+    /// Why it would not start.
+    pub(super) fn dry_run(&self, binary: &Binary) -> Result<Vec<String>, String> {
+        if !self.directory.is_dir() {
+            let directory = self.directory.display();
+            return Err(format!(
+                "the daemon's working directory is gone: {directory}"
+            ));
+        }
+        let output = output_within(self.command(binary).arg("--dry-run"), ASK_TIMEOUT);
+        let output = output.map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let last = said.lines().last().unwrap_or("it does not say why");
+            return Err(last.strip_prefix("error: ").unwrap_or(last).to_owned());
+        }
+        let names = String::from_utf8_lossy(&output.stdout);
+        Ok(names.lines().map(str::to_owned).collect())
+    }
+
     /// Starts a program so.
     ///
     /// # Errors
@@ -187,12 +217,7 @@ impl Start {
             None => Ok(Stdio::null()),
         };
         let [input, output, log] = &self.files;
-        let mut command = binary.command();
-        command.args(&self.arguments).current_dir(&self.directory);
-        for name in VARIABLES {
-            command.env_remove(name);
-        }
-        command.envs(self.variables.iter().cloned());
+        let mut command = self.command(binary);
         command.stdin(stdio(input)?).stdout(stdio(output)?);
         // A socket cannot be opened again.
         match log {

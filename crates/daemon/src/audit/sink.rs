@@ -30,6 +30,11 @@ impl Sink {
         })
     }
 
+    /// Whether lines go to the log.
+    pub(super) fn is_log(&self) -> bool {
+        self.file.is_none()
+    }
+
     /// Opens the same file again, or another, or none. When that fails the old one stays.
     pub(super) fn reopen(&mut self, path: Option<Option<Box<Path>>>) -> io::Result<()> {
         let path = match path {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -11,6 +12,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::sink::Sink;
+use crate::log_budget;
 use device::DecisionCaller;
 use hostside::audit::{AuditDecision, AuditRecord};
 
@@ -43,6 +45,8 @@ pub struct AuditWriter {
 #[derive(Debug, Default)]
 struct Shared {
     sources: Mutex<HashMap<String, Source>>,
+    /// Lines go to the log, which takes fewer than a file.
+    is_log: AtomicBool,
 }
 
 /// What one source has done in this window.
@@ -100,7 +104,10 @@ impl Audit {
     pub fn start(path: Option<&Path>) -> std::io::Result<(Audit, AuditWriter)> {
         let sink = Sink::open(path)?;
         let (messages, todo) = sync_channel(MAX_WAITING_RECORDS);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared {
+            is_log: AtomicBool::new(sink.is_log()),
+            ..Shared::default()
+        });
         let theirs = shared.clone();
         let thread = std::thread::Builder::new()
             .name("audit".to_owned())
@@ -128,6 +135,7 @@ impl Audit {
         let now = SystemTime::now();
         let mut sources = self.shared.sources();
         let key = self.shared.key(&sources, &record.from);
+        let source_key = key.clone();
         let source = sources.entry(key).or_insert_with_key(|key| Source {
             caller: (!key.is_empty()).then(|| record.from.clone()),
             passed: 0,
@@ -138,6 +146,10 @@ impl Audit {
             return false;
         }
         let decision = record.decision;
+        if self.shared.is_log.load(Ordering::Relaxed) && !log_takes(&source_key, decision) {
+            source.held_back.count(decision);
+            return true;
+        }
         match self
             .messages
             .try_send(Message::Record(Box::new((now, record))))
@@ -210,8 +222,12 @@ impl Writer {
             match message {
                 Ok(Message::Record(record)) => self.write_record(&record.0, &record.1),
                 Ok(Message::Open(path, answer)) => {
+                    let opened = self.sink.reopen(path);
+                    self.shared
+                        .is_log
+                        .store(self.sink.is_log(), Ordering::Relaxed);
                     // Whoever asked may have gone.
-                    let _ = answer.send(self.sink.reopen(path));
+                    let _ = answer.send(opened);
                 }
                 Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => {
                     self.end(todo);
@@ -291,6 +307,19 @@ impl Shared {
             String::new()
         }
     }
+}
+
+/// Whether the log takes another record of this source. What its level leaves out costs nothing.
+fn log_takes(source: &str, decision: AuditDecision) -> bool {
+    let (kind, is_written) = match decision {
+        AuditDecision::Allowed => {
+            let is_written = tracing::enabled!(target: log_budget::AUDIT, tracing::Level::DEBUG);
+            ("allowed", is_written)
+        }
+        AuditDecision::Denied => ("denied", true),
+        AuditDecision::Failed => ("failed", true),
+    };
+    !is_written || log_budget::takes_record(source, kind)
 }
 
 impl Counts {
