@@ -158,12 +158,16 @@ impl Ring {
     /// Files of a ring that was here before would be taken for files of this one.
     fn remove_others(&self) -> io::Result<()> {
         for number in 2..=self.files {
-            let entry = Entry::at(&self.file(number))?;
+            let file = self.file(number);
+            let entry = Entry::at(&file)?;
             let removed = entry
                 .stat()
                 .and_then(|stat| entry.remove(links::file_id(&stat)));
             match removed {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    let words = format!("cannot remove {}: {error}", file.display());
+                    return Err(io::Error::new(error.kind(), words));
+                }
                 _ => {}
             }
         }

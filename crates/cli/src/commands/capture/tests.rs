@@ -312,6 +312,16 @@ fn files_are_written_in_turn_and_each_is_whole() {
 }
 
 #[test]
+fn a_file_of_a_ring_that_cannot_be_removed_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("w.2.pcapng")).unwrap();
+    let options = options(&directory.path().join("w.pcapng"), 3, 1);
+    let ring = Ring::of(&options).unwrap().unwrap();
+    let error = ring.remove_others().unwrap_err().to_string();
+    assert!(error.contains("w.2.pcapng: "), "{error}");
+}
+
+#[test]
 fn a_ring_needs_a_name() {
     let refused = Output::open(&options(Path::new("-"), 2, 1 << 20)).err();
     assert!(refused.unwrap().to_string().contains("-w FILE"));
