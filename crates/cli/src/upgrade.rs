@@ -72,9 +72,10 @@ impl Upgrade {
         let next = Binary::open(&path, rustix::process::geteuid().as_raw())?;
         let program = next.ask()?;
         // Before anything ends: after that it cannot be looked at any more.
-        let start = match running.is_seen() {
-            true => Some(running.starts()?),
-            false => None,
+        let (start, unknown) = match running.is_seen().then(|| running.starts()) {
+            Some(Ok(start)) => (Some(start), None),
+            Some(Err(failure)) => (None, Some(failure.to_string())),
+            None => (None, None),
         };
         let hindrance = match (&running.unit, binary) {
             (Some(unit), Some(binary)) if running.program()? != binary => Some(format!(
@@ -90,7 +91,7 @@ impl Upgrade {
         };
         let hindrance = match (hindrance, &start) {
             (None, Some(start)) => unlike(client, start, &next)?,
-            (hindrance, _) => hindrance,
+            (hindrance, _) => hindrance.or(unknown),
         };
         let no_way_back = api::reads(&daemon.formats, &program.formats).err();
         Ok(Upgrade {
