@@ -7,6 +7,7 @@
 mod binary;
 mod running;
 
+use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,7 @@ impl Upgrade {
     ///
     /// # Errors
     /// [`Failure`] when one of them cannot be looked at.
-    pub fn prepare(client: &Client, binary: Option<&std::path::Path>) -> Result<Upgrade, Failure> {
+    pub fn prepare(client: &Client, binary: Option<&Path>) -> Result<Upgrade, Failure> {
         let daemon = client.hand_over_prospect()?;
         let running = Running::at(client.socket())?;
         let path = match binary {
@@ -72,26 +73,12 @@ impl Upgrade {
         let next = Binary::open(&path, rustix::process::geteuid().as_raw())?;
         let program = next.ask()?;
         // Before anything ends: after that it cannot be looked at any more.
-        let (start, unknown) = match running.is_seen().then(|| running.starts()) {
-            Some(Ok(start)) => (Some(start), None),
-            Some(Err(failure)) => (None, Some(failure.to_string())),
-            None => (None, None),
-        };
-        let hindrance = match (&running.unit, binary) {
-            (Some(unit), Some(binary)) if running.program()? != binary => Some(format!(
-                "{unit} starts {}: install the new program there, and leave --binary out",
-                running.program()?.display()
-            )),
-            _ if !daemon.keeper => Some(
-                "there is no keeper, so VMs would be cut off: `ringdown hold` and `serve --keeper` keep them".to_owned(),
-            ),
-            _ => api::reads(&program.formats, &daemon.formats)
-                .err()
-                .map(|words| format!("the new program cannot go on: {words}")),
-        };
-        let hindrance = match (hindrance, &start) {
-            (None, Some(start)) => unlike(client, start, &next)?,
-            (hindrance, _) => hindrance.or(unknown),
+        let start = running.is_seen().then(|| running.starts()).transpose();
+        let hindrance = match (&start, hindrance(&running, binary, &daemon, &program)?) {
+            (_, Some(words)) => Some(words),
+            (Err(failure), None) => Some(failure.to_string()),
+            (Ok(Some(start)), None) => unlike(client, start, &next)?,
+            (Ok(None), None) => None,
         };
         let no_way_back = api::reads(&daemon.formats, &program.formats).err();
         Ok(Upgrade {
@@ -105,7 +92,7 @@ impl Upgrade {
                 no_way_back,
             },
             running,
-            start,
+            start: start.ok().flatten(),
             next,
         })
     }
@@ -219,6 +206,33 @@ impl Upgrade {
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
+}
+
+/// What is in the way by what the daemon and the new program say of themselves.
+fn hindrance(
+    running: &Running,
+    binary: Option<&Path>,
+    daemon: &HandOver,
+    program: &Program,
+) -> Result<Option<String>, Failure> {
+    if let (Some(unit), Some(binary)) = (&running.unit, binary) {
+        let started = running.program()?;
+        if started != binary {
+            return Ok(Some(format!(
+                "{unit} starts {}: install the new program there, and leave --binary out",
+                started.display()
+            )));
+        }
+    }
+    if !daemon.keeper {
+        return Ok(Some(
+            "there is no keeper, so VMs would be cut off: `ringdown hold` and `serve --keeper` keep them".to_owned(),
+        ));
+    }
+    let reads = api::reads(&program.formats, &daemon.formats);
+    Ok(reads
+        .err()
+        .map(|words| format!("the new program cannot go on: {words}")))
 }
 
 /// What the new program would not serve as the daemon does.

@@ -179,7 +179,7 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
     for (text, message) in [
         (
             program.to_owned(),
-            ": line 14, column 1: the sandbox does not let the daemon start \"/bin/true\", as the configuration did not name that, with these arguments, when the daemon started: start it anew (this cuts off the guests of QEMU",
+            ": line 14, column 1: the sandbox does not let the daemon start \"/bin/true\", as the configuration did not name it with these arguments when the daemon started: start it anew (this cuts off the guests of QEMU",
         ),
         (
             // All at once, as one restart is enough.

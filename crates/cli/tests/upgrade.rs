@@ -383,3 +383,22 @@ fn a_configuration_that_cannot_be_read_again_ends_no_daemon() {
     assert!(refused.err.contains(words), "{}", refused.err);
     assert_eq!(host.pid(), before);
 }
+
+#[test]
+fn a_daemon_waits_for_a_keeper_that_is_started_behind_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let keeper = directory.path().join("keeper");
+    let mut serve = ringdown(&["serve", "--keeper"]);
+    // It is made right before the keeper is asked for.
+    let run = directory.path().join("run");
+    serve.arg(&keeper).arg("--runtime-dir").arg(&run);
+    let mut daemon = Running::start(serve);
+    while !run.exists() {
+        std::thread::yield_now();
+    }
+    let mut hold = ringdown(&["hold", "--socket"]);
+    hold.arg(&keeper);
+    let mut hold = Running::start(hold);
+    hold.wait_until_ready();
+    daemon.wait_until_ready();
+}

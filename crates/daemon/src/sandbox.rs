@@ -155,22 +155,20 @@ pub(crate) fn make_forbidden_call_if_told() {
 }
 
 impl Sandbox {
-    /// Moves what this process cannot have of this to `lacking`. Returns whether there was anything.
-    fn find_lacking(&self, needs: Needs, lacking: &mut Needs) -> bool {
-        let Needs {
-            mut files,
-            mut commands,
-        } = needs;
-        files.retain(|path| self.confines_files && !self.places.covers(path));
+    /// What this process cannot have of this.
+    fn lacking(&self, mut needs: Needs) -> Needs {
         let starter = starter::in_force().flatten();
-        commands.retain(|words| !starter.is_some_and(|starter| starter.has(words)));
-        let is_any = !files.is_empty() || !commands.is_empty();
-        lacking.files.extend(files);
-        lacking.commands.extend(commands);
-        is_any
+        let confines = self.confines_files;
+        needs
+            .files
+            .retain(|path| confines && !self.places.covers(path));
+        needs
+            .commands
+            .retain(|words| !starter.is_some_and(|starter| starter.has(words)));
+        needs
     }
 
-    fn refuses(&self, lacking: Needs) -> InputError {
+    fn refusal(&self, lacking: Needs) -> InputError {
         let programs = lacking.commands.into_iter();
         InputError::OutsideSandbox {
             paths: lacking.files.into_iter().collect(),
@@ -190,10 +188,10 @@ pub fn check_vm(request: &VmRequest) -> Result<(), InputError> {
     let Some(sandbox) = in_force() else {
         return Ok(());
     };
-    let mut lacking = Needs::default();
-    match sandbox.find_lacking(Needs::of_vm(request), &mut lacking) {
-        true => Err(sandbox.refuses(lacking)),
-        false => Ok(()),
+    let lacking = sandbox.lacking(Needs::of_vm(request));
+    match lacking.is_empty() {
+        true => Ok(()),
+        false => Err(sandbox.refusal(lacking)),
     }
 }
 
@@ -205,18 +203,16 @@ pub fn check_config(config: &Config) -> Result<(), ConfigError> {
     let Some(sandbox) = in_force() else {
         return Ok(());
     };
-    let mut lacking = Needs::default();
-    let mut first = None;
-    for (place, needs) in Needs::by_place(config) {
-        if sandbox.find_lacking(needs, &mut lacking) && first.is_none() {
-            first = Some(place.to_owned());
-        }
-    }
-    match first {
-        Some(place) => Err(ConfigError::Input {
-            place,
-            error: sandbox.refuses(lacking),
-        }),
-        None => Ok(()),
-    }
+    let by_place = Needs::by_place(config).into_iter();
+    let mut lacking = by_place
+        .map(|(place, needs)| (place, sandbox.lacking(needs)))
+        .filter(|(_, lacking)| !lacking.is_empty());
+    let Some((place, mut all)) = lacking.next() else {
+        return Ok(());
+    };
+    lacking.for_each(|(_, more)| all.extend(more));
+    Err(ConfigError::Input {
+        place: place.to_owned(),
+        error: sandbox.refusal(all),
+    })
 }

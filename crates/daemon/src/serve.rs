@@ -50,6 +50,9 @@ use windows::switchboard::Circuits;
 /// The most findings about a configuration that the log is told of.
 const MAX_TOLD_FINDINGS: usize = 20;
 
+/// How long a keeper is waited for that is started at the same moment.
+const KEEPER_WAIT: Duration = Duration::from_secs(5);
+
 /// How long the ready line is waited for.
 const READY_WAIT: Duration = Duration::from_secs(1);
 
@@ -151,7 +154,8 @@ impl Daemon {
     /// # Errors
     /// [`ServeError`]. No socket remains then.
     pub fn start(read_config: ReadConfig, start_worker: StartWorker) -> Result<Daemon, ServeError> {
-        Daemon::listen(Prepared::new(read_config)?, start_worker)
+        let config = read_config()?;
+        Daemon::listen(Prepared::new(config, read_config)?, start_worker)
     }
 
     fn listen(prepared: Prepared, start_worker: StartWorker) -> Result<Daemon, ServeError> {
@@ -348,6 +352,7 @@ impl Daemon {
 /// # Errors
 /// [`ServeError`] when it could not start.
 pub fn serve(
+    config: Config,
     read_config: ReadConfig,
     sandbox: &sandbox::Options,
     start_worker: StartWorker,
@@ -358,7 +363,7 @@ pub fn serve(
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
     device::keep_own_apart();
-    let mut prepared = Prepared::new(read_config)?;
+    let mut prepared = Prepared::new(config, read_config)?;
     let control_path = control_socket(&prepared.settings.runtime_dir);
     prepared.handed_over = service_manager::control_socket(&control_path)?;
     // Sockets belong to this user from their first moment, and so does what the programs of services make.
@@ -412,14 +417,16 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(read_config: ReadConfig) -> Result<Prepared, ServeError> {
-        let config = read_config()?;
+    fn new(config: Config, read_config: ReadConfig) -> Result<Prepared, ServeError> {
         // Checked before anything is made.
         let (settings, book) = checked(&config)?;
         warn_of(&book.check_at_once());
         prepare_directory(&settings.runtime_dir, "--runtime-dir")?;
         prepare_directory(&settings.state_dir, "state-dir")?;
-        let keeper = settings.keeper.as_deref().map(Keeper::attach).transpose()?;
+        let keeper = settings.keeper.as_deref();
+        let keeper = keeper
+            .map(|path| Keeper::attach_within(path, KEEPER_WAIT))
+            .transpose()?;
         // Before anything that is kept is changed.
         keeper.as_ref().map_or(Ok(()), device::check_kept)?;
         let before = keeper.as_ref().and_then(restart::note_end_before);

@@ -310,8 +310,8 @@ impl Fabric {
         self.stopped = true;
     }
 
-    /// Cuts the circuits with programs of the host, and makes no more of them for services and published ports. Guests' circuits go on: those who serve
-    /// these calls may take their time to end.
+    /// Cuts the circuits with programs of the host, and makes no more of them for services and published ports. Guests' circuits go on:
+    /// programs that serve these calls may take their time to end.
     pub fn end_host_calls(&mut self) {
         self.ends_host_calls = true;
         self.dialer = None;
@@ -320,7 +320,7 @@ impl Fabric {
         self.cut_all();
     }
 
-    /// A circuit that is not cut looks like one that has ended when its sockets are closed.
+    /// Makes the cuts that have begun: a circuit that is not cut looks like one that has ended when its sockets are closed.
     fn cut_all(&mut self) {
         while self.switch.is_cutting() {
             self.tell(Event::Tick);

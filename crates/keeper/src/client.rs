@@ -1,12 +1,12 @@
 //! The daemon's side.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -17,6 +17,9 @@ use rustix::net::{
 };
 
 use crate::message::{self, Kind, PATIENCE};
+
+/// How often a keeper that does not listen yet is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Phases of the daemon's life.
 const STARTS: u8 = 0;
@@ -107,6 +110,26 @@ impl Keeper {
             phase: AtomicU8::new(STARTS),
             unattended: unattended.map(Duration::from_millis),
         })
+    }
+
+    /// As [`Keeper::attach`], where the keeper may not listen yet: it is waited for.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn attach_within(path: &Path, patience: Duration) -> Result<Keeper, KeeperError> {
+        let begun = Instant::now();
+        loop {
+            match Keeper::attach(path) {
+                Err(KeeperError::Unreachable { error, .. })
+                    if [ErrorKind::NotFound, ErrorKind::ConnectionRefused]
+                        .contains(&error.kind())
+                        && begun.elapsed() < patience =>
+                {
+                    std::thread::sleep(RETRY_INTERVAL);
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Whether the keeper lives. One that was started since knows nothing of this daemon.

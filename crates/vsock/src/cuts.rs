@@ -8,10 +8,10 @@
 use policy::{LineId, Time};
 
 use crate::circuit::Circuit;
-use crate::end::{End, Party};
+use crate::end::{End, EndKey, Party};
 use crate::event::{Action, Outsider};
 use crate::share::Origin;
-use crate::switch::{Actions, Cut, EndKey};
+use crate::switch::{Actions, Cut};
 use crate::{CircuitId, Reason, Side, Switch};
 
 impl Switch {

@@ -4,11 +4,11 @@ use policy::{LineId, Time};
 use wire::vsock::SocketType;
 
 use crate::call::Call;
-use crate::end::{End, Party};
+use crate::end::{End, EndKey, Party};
 use crate::event::{Action, CalleeId, CallerId, Decided, HostCaller};
 use crate::flow::Ending;
 use crate::operator::Refusal;
-use crate::switch::{Actions, EndKey};
+use crate::switch::Actions;
 use crate::{CircuitId, ProgramId, Reason, Side, Switch};
 
 impl Switch {

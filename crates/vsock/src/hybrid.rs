@@ -14,10 +14,10 @@ use std::collections::BTreeSet;
 use policy::{Address, Callee, Caller, LineId, OWN_PORTS, Policy, Rule, Time, Verdict};
 use wire::vsock::{HOST_CID, SocketType};
 
-use crate::end::{End, Party};
+use crate::end::{End, EndKey, Party};
 use crate::event::Action;
 use crate::operator::Route;
-use crate::switch::{Actions, EndKey};
+use crate::switch::Actions;
 use crate::{AddLineError, CircuitId, Limits, Side, Switch};
 
 /// The most ports that one hybrid line offers: each is a socket that is listened on.

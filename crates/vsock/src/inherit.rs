@@ -12,10 +12,10 @@ use wire::vsock::{Header, Operation};
 
 use crate::call::Destination;
 use crate::circuit::{Circuit, Deadline, DeadlineKind};
-use crate::end::Party;
+use crate::end::{EndKey, Party};
 use crate::event::{Action, Outsider};
 use crate::share::Origin;
-use crate::switch::{Actions, EndKey};
+use crate::switch::Actions;
 use crate::{CircuitId, Reason, Side, Switch};
 
 /// The lines of guests that are there still, by what they were: what they are now, and which [epoch](Switch::epoch) it was.

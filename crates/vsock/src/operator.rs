@@ -9,12 +9,12 @@ use policy::{
 use wire::vsock::{HOST_CID, SocketType};
 
 use crate::call::{Call, Destination, callee_id};
-use crate::end::{End, Party};
+use crate::end::{End, EndKey, Party};
 use crate::event::{Action, CallerId, Decided, HostCaller};
 use crate::line::Line;
 use crate::own_ports;
 use crate::share::Origin;
-use crate::switch::{Actions, Cut, EndKey};
+use crate::switch::{Actions, Cut};
 use crate::{CircuitId, Reason, Side, Switch};
 
 /// A call that may be made.

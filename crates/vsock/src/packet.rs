@@ -7,11 +7,11 @@ use wire::vsock::{
 };
 
 use crate::call::Destination;
-use crate::end::{End, Party};
+use crate::end::{End, EndKey, Party};
 use crate::event::{Action, HostCall};
 use crate::flow::Ending;
 use crate::operator::Route;
-use crate::switch::{Actions, EndKey};
+use crate::switch::Actions;
 use crate::{Reason, Side, Switch};
 
 impl Switch {

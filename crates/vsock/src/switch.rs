@@ -1,7 +1,6 @@
 //! The switch itself: its tables, its lines, and the set-up of circuits.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,7 +11,7 @@ use wire::vsock::{CID_ANY, MIN_GUEST_CID, SocketType};
 use crate::call::Call;
 use crate::circuit::{Circuit, Deadline, DeadlineKind, EndedCircuit, Throttle};
 use crate::circuits::Circuits;
-use crate::end::End;
+use crate::end::{End, EndKey};
 use crate::event::{Action, Event};
 use crate::figures::RuleFigures;
 use crate::flow::{Ending, Flow};
@@ -29,24 +28,6 @@ pub(crate) const CUTS_AT_ONCE: usize = 64;
 
 /// Actions in the order in which they are to be carried out.
 pub(crate) type Actions = Vec<Action>;
-
-/// By what a guest's packet is matched to its circuit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct EndKey {
-    pub(crate) line: LineId,
-    pub(crate) port: u32,
-    pub(crate) peer_cid: u32,
-    pub(crate) peer_port: u32,
-}
-
-/// In one piece: each packet is looked up, and SipHash takes four numbers one by one at twice the price.
-impl Hash for EndKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let near = u64::from(self.line.0) << 32 | u64::from(self.port);
-        let far = u64::from(self.peer_cid) << 32 | u64::from(self.peer_port);
-        state.write_u128(u128::from(near) << 64 | u128::from(far));
-    }
-}
 
 /// Circuits that are to be cut.
 #[derive(Debug)]

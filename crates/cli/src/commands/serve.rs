@@ -2,13 +2,13 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 
 use config::{
     Config, ConfigError, DEFAULT_SPIN, parse_allow_option, parse_network_option, parse_vm_option,
     read_file,
 };
+use daemon::in_force::ReadConfig;
 use daemon::log_writer::{FlushAtEnd, LineWriter};
 use daemon::{log_budget, sandbox};
 use tracing::{Event, Metadata};
@@ -27,33 +27,31 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     start_log(options.log.as_deref())?;
     let directory = std::env::current_dir()
         .map_err(|error| Failure::failed(format!("cannot find the working directory: {error}")))?;
-    let config = configuration(runtime_dir.clone(), &options, &directory)?;
-    if options.dry_run {
+    let (dry_run, net_batch) = (options.dry_run, options.net_batch);
+    let (sandbox, given_dir) = (sandbox_of(&options), runtime_dir.clone());
+    let read: ReadConfig = Box::new(move || {
+        let file = options.config.as_deref();
+        if let Some((found, remedy)) = file.and_then(check::writers) {
+            tracing::warn!("{found}: `{remedy}`");
+        }
+        configuration(runtime_dir.clone(), &options, &directory)
+    });
+    // Once, as a pipe can be read only once.
+    let config = read()?;
+    if dry_run {
         for name in daemon::serve::dry_run(&config)? {
             super::print(&format!("{name}\n"))?;
         }
         return Ok(());
     }
     let spin = config.spin.unwrap_or(DEFAULT_SPIN);
-    if let (None, Some(written)) = (&runtime_dir, &config.runtime_dir) {
+    if let (None, Some(written)) = (&given_dir, &config.runtime_dir) {
         note_runtime_dir(written);
     }
-    let net_batch = options.net_batch;
-    let sandbox = sandbox_of(&options);
     let _flushed = FlushAtEnd;
-    // A pipe can be read once only.
-    let first = Mutex::new(Some(config));
     let ended = daemon::serve::serve(
-        Box::new(move || {
-            let file = options.config.as_deref();
-            if let Some((found, remedy)) = file.and_then(check::writers) {
-                tracing::warn!("{found}: `{remedy}`");
-            }
-            if let Some(config) = sys::lock(&first).take() {
-                return Ok(config);
-            }
-            configuration(runtime_dir.clone(), &options, &directory)
-        }),
+        config,
+        read,
         &sandbox,
         Box::new(move |surroundings| daemon::data_plane::start(surroundings, spin, net_batch)),
         io::stdout(),

@@ -306,27 +306,38 @@ pub enum InputError {
 }
 
 fn outside_sandbox(paths: &[PathBuf], programs: &[String], has_keeper: bool) -> String {
-    let paths: Vec<String> = paths
-        .iter()
-        .map(|path| path.display().to_string())
-        .collect();
-    let programs: Vec<String> = programs
-        .iter()
-        .map(|program| format!("{program:?}"))
-        .collect();
-    let mut what = Vec::new();
-    let mut where_from = "";
-    if !paths.is_empty() {
-        what.push(format!("make {}", paths.join(" and ")));
-        where_from = ", with the directory in sandbox-paths or --sandbox-path where the configuration does not name the file";
-    }
-    if !programs.is_empty() {
-        what.push(format!("start {}", programs.join(" and ")));
-    }
+    let list = |all: Vec<String>| all.join(" and ");
+    let files = list(
+        paths
+            .iter()
+            .map(|path| path.display().to_string())
+            .collect(),
+    );
+    let started = list(
+        programs
+            .iter()
+            .map(|program| format!("{program:?}"))
+            .collect(),
+    );
+    let of_files = "with the directory in sandbox-paths or --sandbox-path where the configuration does not name the file";
+    let (what, unnamed, how) = match (paths.is_empty(), programs.is_empty()) {
+        (_, true) => (format!("make {files}"), "it", format!(", {of_files}")),
+        (true, _) => (
+            format!("start {started}"),
+            "it with these arguments",
+            String::new(),
+        ),
+        _ => {
+            let what = format!("make {files} and start {started}");
+            (
+                what,
+                "them, or with other arguments",
+                format!(", {of_files}"),
+            )
+        }
+    };
     format!(
-        "the sandbox does not let the daemon {}, as the configuration did not name that, with these arguments, when the daemon started: \
-         start it anew{where_from}{}; or leave it out",
-        what.join(" and "),
+        "the sandbox does not let the daemon {what}, as the configuration did not name {unnamed} when the daemon started: start it anew{how}{}; or leave it out",
         cost_of_restart(has_keeper)
     )
 }

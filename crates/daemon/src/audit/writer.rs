@@ -148,6 +148,7 @@ impl Audit {
         let decision = record.decision;
         if self.shared.is_log.load(Ordering::Relaxed) && !log_takes(&source_key, decision) {
             source.held_back.count(decision);
+            // Events have a budget of their own.
             return true;
         }
         match self

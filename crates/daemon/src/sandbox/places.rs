@@ -77,10 +77,18 @@ impl Needs {
     pub fn of(config: &Config) -> Needs {
         let mut all = Needs::default();
         for (_, needs) in Needs::by_place(config) {
-            all.files.extend(needs.files);
-            all.commands.extend(needs.commands);
+            all.extend(needs);
         }
         all
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty() && self.commands.is_empty()
+    }
+
+    pub fn extend(&mut self, more: Needs) {
+        self.files.extend(more.files);
+        self.commands.extend(more.commands);
     }
 
     /// Those of each part of a configuration, with the place where it is written.

@@ -8,7 +8,7 @@ use super::log::{Input, Output};
 use super::pace::BATCH;
 use super::payload::Chunk;
 use super::world::World;
-use crate::switch::EndKey;
+use crate::end::EndKey;
 use crate::{CircuitId, Event, Reason, Sent, Side, Transmit};
 
 impl World {

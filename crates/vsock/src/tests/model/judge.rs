@@ -8,7 +8,7 @@ use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 use super::log::{Input, Output};
 use super::program::Answer;
 use super::world::World;
-use crate::switch::EndKey;
+use crate::end::EndKey;
 use crate::{CalleeId, CallerId, CircuitId, Decided, HostCaller, Reason, Side};
 
 /// The first of these rules that matches, found one by one.
