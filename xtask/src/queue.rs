@@ -17,6 +17,9 @@ use crate::suites::{self, Suite};
 /// How long nothing may be said of a suite that runs.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// How long a suite may run: several times what the longest takes on a busy machine. One that hangs is ended, as its output says where.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+
 /// Between two turns of the queue.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -57,6 +60,7 @@ struct Running {
     suite: Suite,
     child: Child,
     log: PathBuf,
+    limit: Duration,
     started: Instant,
     said: Instant,
 }
@@ -81,7 +85,7 @@ pub fn run(arguments: &TestsArguments) -> Result<()> {
     let names: BTreeSet<_> = suites.iter().map(Suite::full_name).collect();
     let count = suites.len();
     eprintln!("[tests] {count} suites");
-    let failed = run_all(suites, &places(arguments), &mut times)?;
+    let failed = run_all(suites, &places(arguments), LIMIT, &mut times)?;
     fs::write(&times_path, serde_json::to_vec(&times)?)?;
     times.retain(|name, _| names.contains(name));
     eprintln!(
@@ -118,6 +122,7 @@ fn places(arguments: &TestsArguments) -> (usize, usize) {
 fn run_all(
     mut waiting: Vec<Suite>,
     (least, most): &(usize, usize),
+    limit: Duration,
     times: &mut BTreeMap<String, Took>,
 ) -> Result<Vec<String>> {
     let directory = scratch_directory()?;
@@ -126,7 +131,7 @@ fn run_all(
     while !waiting.is_empty() || !running.is_empty() {
         let has_place = running.len() < *least || (running.len() < *most && watch.has_spare());
         if let Some(suite) = has_place.then(|| waiting.pop()).flatten() {
-            running.push(Running::start(suite, &directory)?);
+            running.push(Running::start(suite, &directory, limit)?);
             watch = Watch::new();
             continue;
         }
@@ -152,7 +157,7 @@ fn run_all(
 }
 
 impl Running {
-    fn start(suite: Suite, directory: &Path) -> Result<Running> {
+    fn start(suite: Suite, directory: &Path, limit: Duration) -> Result<Running> {
         let log = directory.join(format!("{}.log", suite.full_name().replace('/', "-")));
         let output = fs::File::create(&log)?;
         let errors = output.try_clone()?;
@@ -166,6 +171,7 @@ impl Running {
             suite,
             child,
             log,
+            limit,
             started,
             said: started,
         })
@@ -179,9 +185,15 @@ impl Running {
             let time = self.started.elapsed().as_secs();
             return Ok(Some((status.success(), Took { time, processor })));
         }
-        if self.said.elapsed() >= SILENCE {
-            let (name, seconds) = (self.suite.full_name(), self.started.elapsed().as_secs());
-            eprintln!("[tests] {name} runs for {seconds} s");
+        let (name, elapsed) = (self.suite.full_name(), self.started.elapsed());
+        if elapsed >= self.limit {
+            eprintln!(
+                "[tests] {name} is ended: it has run for {} s",
+                elapsed.as_secs()
+            );
+            self.child.kill()?;
+        } else if self.said.elapsed() >= SILENCE {
+            eprintln!("[tests] {name} runs for {} s", elapsed.as_secs());
             self.said = Instant::now();
         }
         Ok(None)
@@ -274,6 +286,8 @@ fn read_times(path: &Path) -> BTreeMap<String, Took> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     fn suite(package: &str, name: &str, program: &str, len: u64) -> Suite {
@@ -309,12 +323,25 @@ mod tests {
         ];
         for places in [(1, 1), (2, 6)] {
             let mut times = BTreeMap::new();
-            let mut failed = run_all(suites.clone(), &places, &mut times).unwrap();
+            let mut failed = run_all(suites.clone(), &places, LIMIT, &mut times).unwrap();
             failed.sort();
             assert_eq!(failed, ["wire/frames", "wire/gone"]);
             let passed: Vec<_> = times.keys().collect();
             assert_eq!(passed, ["e2e/boot", "e2e/many"]);
         }
+    }
+
+    #[test]
+    fn a_suite_that_hangs_is_ended_and_has_failed() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("hangs");
+        fs::write(&program, "#!/bin/sh\nexec sleep 600\n").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let suites = vec![suite("e2e", "hangs", program.to_str().unwrap(), 1)];
+        let mut times = BTreeMap::new();
+        let failed = run_all(suites, &(1, 1), Duration::from_millis(1), &mut times).unwrap();
+        assert_eq!(failed, ["e2e/hangs"]);
+        assert!(times.is_empty());
     }
 
     #[test]

@@ -392,10 +392,19 @@ impl Listener {
 
     /// Whether no supervised process is left.
     pub fn is_over(&self) -> bool {
-        let mut polled = [PollFd::new(&self.descriptor, PollFlags::IN)];
         let at_once = rustix::event::Timespec::default();
-        let seen = rustix::event::poll(&mut polled, Some(&at_once));
-        seen.is_ok() && polled[0].revents().contains(PollFlags::HUP)
+        let seen = self.poll(Some(&at_once));
+        seen.is_ok_and(|events| events.contains(PollFlags::HUP))
+    }
+
+    /// What there is, or comes in time.
+    fn poll(&self, timeout: Option<&rustix::event::Timespec>) -> io::Result<PollFlags> {
+        let mut polled = [PollFd::new(&self.descriptor, PollFlags::IN)];
+        match rustix::event::poll(&mut polled, timeout) {
+            Ok(_) => Ok(polled[0].revents()),
+            Err(Errno::INTR) => Ok(PollFlags::empty()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Has the call return this value, or fail with this error.

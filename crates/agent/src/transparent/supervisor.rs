@@ -123,12 +123,13 @@ impl Supervisor {
         self.listener.is_over()
     }
 
-    /// Answers calls for as long as this process lives.
+    /// Answers calls for as long as a process of the program lives.
     pub(crate) fn run(self: &Arc<Supervisor>) {
         let own = Arc::clone(self);
-        let error = self.listener.serve(Arc::new(move |call| own.take(call)));
-        // Without its listener, the program's calls fail and do not hang.
-        eprintln!("ringdown-agent run: cannot watch the program any more: {error}");
+        if let Err(error) = self.listener.serve(Arc::new(move |call| own.take(call))) {
+            // Without its listener, the program's calls fail and do not hang.
+            eprintln!("ringdown-agent run: cannot watch the program any more: {error}");
+        }
     }
 
     fn take(self: &Arc<Supervisor>, call: PendingCall) {

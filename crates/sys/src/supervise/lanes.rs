@@ -10,6 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use super::users::{MAX_USERS, UserNumber};
@@ -21,19 +22,24 @@ const MAX_QUEUED: usize = 1024;
 type Work<C> = Arc<dyn Fn(C) + Send + Sync>;
 
 impl Listener {
-    /// Has calls answered by this work, until none can be received any more, and returns why.
-    pub fn serve(&self, work: Work<PendingCall>) -> io::Error {
+    /// Has calls answered by this work, until no supervised process is left.
+    pub fn serve(&self, work: Work<PendingCall>) -> io::Result<()> {
         let mut lanes = Lanes::new(work);
         loop {
-            match self.receive() {
-                Ok(Some(call)) => {
-                    if let Err(call) = lanes.give(call.caller.user, call) {
-                        // It may have ended.
-                        let _ = self.answer(&call, Err(Errno::AGAIN));
-                    }
-                }
-                Ok(None) => {}
-                Err(error) => return error,
+            // Without a process, `receive` waits for ever, or returns at once for ever, from Linux 6.11.
+            let events = self.poll(None)?;
+            if events.contains(PollFlags::HUP) {
+                return Ok(());
+            }
+            if !events.contains(PollFlags::IN) {
+                continue;
+            }
+            let Some(call) = self.receive()? else {
+                continue;
+            };
+            if let Err(call) = lanes.give(call.caller.user, call) {
+                // It may have ended.
+                let _ = self.answer(&call, Err(Errno::AGAIN));
             }
         }
     }

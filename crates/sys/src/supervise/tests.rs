@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixListener;
+use std::process::Stdio;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -166,18 +168,18 @@ fn stuck_part() -> String {
 }
 
 #[test]
-fn it_is_known_when_no_process_is_left() {
-    // The shell's child has the filter, too.
+fn serving_ends_when_no_process_is_left() {
+    // The shell's child has the filter, too, and lives until its input ends.
     let mut command = Command::new("sh");
-    command.args(["-c", "sleep 1 & exec true"]);
+    command.args(["-c", "exec 3<&0; cat <&3 & exec true"]);
+    command.stdin(Stdio::piped());
     let (mut child, listener) = spawn(command, &supervision(&[])).unwrap();
+    let input = child.stdin.take();
     child.wait().unwrap();
     assert!(!listener.is_over());
-    let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    while !listener.is_over() {
-        assert!(std::time::Instant::now() < end);
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    drop(input);
+    listener.serve(Arc::new(drop)).unwrap();
+    assert!(listener.is_over());
 }
 
 #[test]
@@ -190,9 +192,9 @@ fn a_user_whose_call_takes_for_ever_holds_up_itself_only() {
     let (child, listener) = spawn(part("stuck"), &supervision(&watched)).unwrap();
     let id = child.id();
     std::thread::spawn(move || {
-        let listener = std::sync::Arc::new(listener);
-        let own = std::sync::Arc::clone(&listener);
-        listener.serve(std::sync::Arc::new(move |call: PendingCall| {
+        let listener = Arc::new(listener);
+        let own = Arc::clone(&listener);
+        listener.serve(Arc::new(move |call: PendingCall| {
             // As where the address is in a file whose file system never answers.
             if call.arguments[1] == 0 {
                 loop {
@@ -225,7 +227,7 @@ fn part(part: &str) -> Command {
             "--nocapture",
         ])
         .env(PART, part)
-        .stdout(std::process::Stdio::piped());
+        .stdout(Stdio::piped());
     command
 }
 

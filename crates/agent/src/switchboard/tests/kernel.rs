@@ -174,9 +174,8 @@ fn obey(mut fifo: File, attribute: &str, root: &Path, state: &Mutex<State>) {
     loop {
         let count = fifo.read(&mut buffer).unwrap();
         let said = &buffer[..count];
-        if said.starts_with(STOP) {
-            return;
-        }
+        // Behind what an agent that ends has written meanwhile.
+        let is_last = said.ends_with(STOP);
         let said = String::from_utf8_lossy(said);
         let mut state = state.lock().unwrap();
         let named: Vec<u8> = state
@@ -194,6 +193,9 @@ fn obey(mut fifo: File, attribute: &str, root: &Path, state: &Mutex<State>) {
                     state.binds.push(number);
                 }
             }
+        }
+        if is_last {
+            return;
         }
     }
 }
