@@ -1,9 +1,11 @@
 //! Programs of the host in a test: they dial guests as Firecracker's clients do, and listen for guests' dials.
 
 use std::io::{self, IoSliceMut, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,18 @@ pub enum Dialed {
     Open(UnixStream),
     /// The line that said why not, with its `ERR `.
     Refused(String),
+}
+
+/// An address of the loopback, free now, at a host that nothing but this process uses, so that its port stays free.
+///
+/// # Errors
+/// When there is none.
+pub fn free_address() -> Result<SocketAddr> {
+    static CALLS: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = [127, high, low, CALLS.fetch_add(1, Ordering::Relaxed)];
+    let listener = TcpListener::bind((IpAddr::from(host), 0))?;
+    Ok(listener.local_addr()?)
 }
 
 /// Connects to a VM's host socket and asks for a port.

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io::{Read, Write, copy};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Duration;
 
@@ -27,12 +27,12 @@ struct Scene {
     ports: Ports,
 }
 
-/// Ports of the host.
+/// Addresses and ports of the host.
 struct Ports {
     /// Published: to nginx, to nginx with the PROXY protocol before, and to sshd.
-    web: u16,
-    proxied: u16,
-    ssh: u16,
+    web: SocketAddr,
+    proxied: SocketAddr,
+    ssh: SocketAddr,
     /// A web server of the host, and a way to sshd: egress leads to no published port.
     origin: u16,
     relay: u16,
@@ -48,8 +48,7 @@ fn scene(kernel: Kernel) -> Scene {
     let files = spawn::scratch_directory().unwrap();
     fs::write(files.join("index.html"), "the origin\n").unwrap();
     let ((origin, origin_port), (relay, relay_port)) = (listen(), listen());
-    // Given back at once, for the daemon.
-    let [web, proxied, ssh] = [listen(), listen(), listen()].map(|(_, port)| port);
+    let [web, proxied, ssh] = [(); 3].map(|()| host::free_address().unwrap());
     let ports = Ports {
         web,
         proxied,
@@ -64,7 +63,7 @@ fn scene(kernel: Kernel) -> Scene {
     });
     thread::spawn(move || {
         for stream in relay.incoming().flatten() {
-            let other = TcpStream::connect(("127.0.0.1", ssh)).unwrap();
+            let other = TcpStream::connect(ssh).unwrap();
             carry(stream, other);
         }
     });
@@ -125,16 +124,16 @@ port = 3128
 egress = true
 
 [[publish]]
-listen = "tcp:127.0.0.1:{web}"
+listen = "tcp:{web}"
 to = "box:tcp:80"
 
 [[publish]]
-listen = "tcp:127.0.0.1:{proxied}"
+listen = "tcp:{proxied}"
 to = "box:tcp:81"
 proxy-protocol = true
 
 [[publish]]
-listen = "tcp:127.0.0.1:{ssh}"
+listen = "tcp:{ssh}"
 to = "box:tcp:22"
 
 [[rule]]
@@ -176,8 +175,8 @@ impl Scene {
 }
 
 /// Fetches over HTTP, and returns what came behind the head, and the port from which it called.
-fn fetch(port: u16, path: &str) -> (TcpStream, u16) {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+fn fetch(from: SocketAddr, path: &str) -> (TcpStream, u16) {
+    let mut stream = TcpStream::connect(from).unwrap();
     let own = stream.local_addr().unwrap().port();
     write!(stream, "GET {path} HTTP/1.0\r\nHost: box\r\n\r\n").unwrap();
     let mut head = Vec::new();
@@ -191,8 +190,8 @@ fn fetch(port: u16, path: &str) -> (TcpStream, u16) {
     (stream, own)
 }
 
-fn text(port: u16, path: &str) -> (String, u16) {
-    let (mut stream, own) = fetch(port, path);
+fn text(from: SocketAddr, path: &str) -> (String, u16) {
+    let (mut stream, own) = fetch(from, path);
     let mut text = String::new();
     stream.read_to_string(&mut text).unwrap();
     (text.trim().to_owned(), own)

@@ -26,21 +26,19 @@ fn ports_and_sockets_of_the_host_lead_into_the_guest() {
             .wait_until("netstat -ltn | grep -q :8000", super::PATIENCE)
             .unwrap();
         let socket = spawn::scratch_directory().unwrap().join("there");
-        let port = free_port();
+        let near = host::free_address().unwrap();
         let _forward = Background::start(
             &scene.daemon,
             &[
                 "forward",
                 guest.name(),
-                &format!("{port}:8000"),
+                &format!("{near}:8000"),
                 "-L",
                 &format!("{}:127.0.0.1:8000", socket.display()),
             ],
         );
-        eventually("the forward listens", || {
-            TcpStream::connect(("127.0.0.1", port)).is_ok()
-        });
-        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        eventually("the forward listens", || TcpStream::connect(near).is_ok());
+        let stream = TcpStream::connect(near).unwrap();
         let writer = stream.try_clone().unwrap();
         echoed(stream, writer, |writer| {
             writer.shutdown(Shutdown::Write).unwrap()
@@ -121,13 +119,13 @@ fn forwarding_goes_on_after_the_agent_was_killed() {
         guest
             .wait_until("netstat -ltn | grep -q :8100", super::PATIENCE)
             .unwrap();
-        let port = free_port();
+        let near = host::free_address().unwrap();
         let _forward = Background::start(
             &scene.daemon,
-            &["forward", guest.name(), &format!("{port}:8100")],
+            &["forward", guest.name(), &format!("{near}:8100")],
         );
         let answers = || {
-            let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
+            let Ok(mut stream) = TcpStream::connect(near) else {
                 return false;
             };
             let mut answer = [0; 5];
@@ -174,13 +172,4 @@ fn echoed<S: Read + Write + Send + 'static>(mut reader: S, mut writer: S, half_c
     let received = host::drain(&mut reader, &mut Pattern::new(1)).unwrap();
     feeder.join().unwrap();
     assert_eq!(received, CARRIED_BYTES);
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
 }

@@ -1,8 +1,9 @@
 //! Serial lines: names, policy, services, published ports and readiness as with any other VM.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use serial::{PeerEvent, RefusalKind};
@@ -11,6 +12,15 @@ use wire::agent::{CAPABILITY_PROOF, CONNECTION_CHANNEL, Frame, Hello, SECRET_LEN
 use crate::house::{Guest, House, PATIENCE, converse, line, patient, pattern};
 
 const SERIAL: &str = "[[vm]]\nname = \"old\"\nserial = true\n";
+
+/// At a host of the loopback that nothing else uses, so that its port stays free.
+fn free_address() -> SocketAddr {
+    static CALLS: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = [127, high, low, CALLS.fetch_add(1, Ordering::Relaxed)];
+    let listener = TcpListener::bind((IpAddr::from(host), 0)).unwrap();
+    listener.local_addr().unwrap()
+}
 
 fn listening() -> (House, Guest) {
     let house = House::new(SERIAL);
@@ -193,9 +203,7 @@ fn a_guest_that_starts_anew_finds_a_line_without_a_past() {
 
 #[test]
 fn a_connection_that_is_cut_does_not_look_like_one_that_has_ended() {
-    let published = TcpListener::bind("127.0.0.1:0").unwrap();
-    let listen = published.local_addr().unwrap();
-    drop(published);
+    let listen = free_address();
     let house = House::new(&format!(
         "{SERIAL}
         [[publish]]
@@ -244,10 +252,7 @@ fn a_connection_that_is_cut_does_not_look_like_one_that_has_ended() {
 fn rules_services_and_published_ports_hold_for_the_guest() {
     let registry = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = registry.local_addr().unwrap().port();
-    // Given back to the system, and most likely still free a moment later.
-    let published = TcpListener::bind("127.0.0.1:0").unwrap();
-    let listen = published.local_addr().unwrap();
-    drop(published);
+    let listen = free_address();
     let house = House::new(&format!(
         "{SERIAL}
         [[service]]
