@@ -72,12 +72,13 @@ impl Supervisor {
         }
     }
 
-    /// Answers calls for as long as this process lives.
+    /// Answers calls for as long as a process of the command lives.
     pub fn run(self: Arc<Supervisor>) {
         let own = Arc::clone(&self);
-        let error = self.listener.serve(Arc::new(move |call| own.take(call)));
-        // Without its listener, the command's calls fail and do not hang.
-        eprintln!("ringdown run: cannot watch the command any more: {error}");
+        if let Err(error) = self.listener.serve(Arc::new(move |call| own.take(call))) {
+            // Without its listener, the command's calls fail and do not hang.
+            eprintln!("ringdown run: cannot watch the command any more: {error}");
+        }
     }
 
     fn take(self: &Arc<Supervisor>, call: PendingCall) {

@@ -16,9 +16,6 @@ use crate::switchboard::devices::Devices;
 /// The length of a window's device, in bytes.
 pub const LEN: u64 = 14 << 20;
 
-/// What ends a thread.
-const STOP: &[u8] = b"stop";
-
 pub struct Kernel {
     directory: TempDir,
     state: Arc<Mutex<State>>,
@@ -31,6 +28,8 @@ struct State {
     binds: Vec<u8>,
     /// A program has pages of a window pinned: nothing is unbound.
     is_held: bool,
+    /// The threads end once they have read something.
+    is_over: bool,
 }
 
 pub fn uuid(number: u8) -> Hex16 {
@@ -141,6 +140,7 @@ impl Kernel {
 
 impl Drop for Kernel {
     fn drop(&mut self) {
+        sys::lock(&self.state).is_over = true;
         for attribute in ["bind", "unbind"] {
             let path = self
                 .directory
@@ -151,7 +151,7 @@ impl Drop for Kernel {
                 .write(true)
                 .open(path)
                 .unwrap()
-                .write_all(STOP)
+                .write_all(b"\n")
                 .unwrap();
         }
         for thread in self.threads.drain(..) {
@@ -173,10 +173,7 @@ fn obey(mut fifo: File, attribute: &str, root: &Path, state: &Mutex<State>) {
     let mut buffer = [0; 256];
     loop {
         let count = fifo.read(&mut buffer).unwrap();
-        let said = &buffer[..count];
-        // Behind what an agent that ends has written meanwhile.
-        let is_last = said.ends_with(STOP);
-        let said = String::from_utf8_lossy(said);
+        let said = String::from_utf8_lossy(&buffer[..count]);
         let mut state = state.lock().unwrap();
         let named: Vec<u8> = state
             .windows
@@ -194,7 +191,7 @@ fn obey(mut fifo: File, attribute: &str, root: &Path, state: &Mutex<State>) {
                 }
             }
         }
-        if is_last {
+        if state.is_over {
             return;
         }
     }
