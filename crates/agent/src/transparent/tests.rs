@@ -863,7 +863,9 @@ fn rights_part() -> String {
         let its_end = socket.try_clone().unwrap();
         std::thread::spawn(move || {
             // Behind others, so that this copy is closed first. Where it is the last all the same, only this thread waits.
-            (0..50).for_each(|_| drop(its_end.send(QUESTION).unwrap()));
+            for _ in 0..50 {
+                its_end.send(QUESTION).unwrap();
+            }
             let flags = SendFlags::empty();
             sys::descriptors::send(&its_end, QUESTION, &[lingers.as_fd()], flags).unwrap();
             sent.send(()).unwrap();
