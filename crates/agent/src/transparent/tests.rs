@@ -1040,12 +1040,17 @@ fn name_server_part() -> String {
     accepted.write_all(b"own").unwrap();
     stream.read_exact(&mut words[..3]).unwrap();
     drop((listener, accepted, stream));
-    for server in [own, elsewhere] {
-        let mut stream = TcpStream::connect(server).unwrap();
+    let ask = |server| -> std::io::Result<[u8; 4]> {
+        let mut stream = TcpStream::connect(server)?;
         let len = (QUESTION.len() as u16).to_be_bytes();
-        stream.write_all(&[&len, QUESTION].concat()).unwrap();
-        stream.read_exact(&mut words[..4]).unwrap();
-        assert_eq!(words[2..4], QUESTION[..2]);
+        stream.write_all(&[&len, QUESTION].concat())?;
+        let mut words = [0; 4];
+        stream.read_exact(&mut words).map(|()| words)
+    };
+    for server in [own, elsewhere] {
+        // What another test forks meanwhile has the listener, too, until it runs its program.
+        wait_until(|| ask(server).is_ok());
+        assert_eq!(ask(server).unwrap()[2..], QUESTION[..2]);
     }
     "served".to_owned()
 }
