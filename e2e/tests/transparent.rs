@@ -433,7 +433,7 @@ fn a_refusal_is_an_error_at_once_and_stands_in_the_audit() {
     let said = scene.bad(&format!("{run} busybox wget -O /dev/null {url}"));
     assert!(said.contains("Permission denied"), "{said}");
     // Another port of an allowed name is another matter.
-    let said = scene.bad(&format!("{run} curl -sS http://web.allowed.test:1/"));
+    let said = scene.bad(&format!("{run} curl -sS http://web.allowed.test:2/"));
     assert!(said.contains("Permission denied"), "{said}");
     // Nothing listens there.
     let closed = format!("http://web.allowed.test:{}/", scene.closed);

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 
 use e2e::pattern::Pattern;
@@ -26,19 +27,21 @@ fn ports_and_sockets_of_the_host_lead_into_the_guest() {
             .wait_until("netstat -ltn | grep -q :8000", super::PATIENCE)
             .unwrap();
         let socket = spawn::scratch_directory().unwrap().join("there");
-        let near = host::free_address().unwrap();
+        let port = own_port();
         let _forward = Background::start(
             &scene.daemon,
             &[
                 "forward",
                 guest.name(),
-                &format!("{near}:8000"),
+                &format!("{port}:8000"),
                 "-L",
                 &format!("{}:127.0.0.1:8000", socket.display()),
             ],
         );
-        eventually("the forward listens", || TcpStream::connect(near).is_ok());
-        let stream = TcpStream::connect(near).unwrap();
+        eventually("the forward listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let writer = stream.try_clone().unwrap();
         echoed(stream, writer, |writer| {
             writer.shutdown(Shutdown::Write).unwrap()
@@ -119,13 +122,13 @@ fn forwarding_goes_on_after_the_agent_was_killed() {
         guest
             .wait_until("netstat -ltn | grep -q :8100", super::PATIENCE)
             .unwrap();
-        let near = host::free_address().unwrap();
+        let port = own_port();
         let _forward = Background::start(
             &scene.daemon,
-            &["forward", guest.name(), &format!("{near}:8100")],
+            &["forward", guest.name(), &format!("{port}:8100")],
         );
         let answers = || {
-            let Ok(mut stream) = TcpStream::connect(near) else {
+            let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
                 return false;
             };
             let mut answer = [0; 5];
@@ -172,4 +175,11 @@ fn echoed<S: Read + Write + Send + 'static>(mut reader: S, mut writer: S, half_c
     let received = host::drain(&mut reader, &mut Pattern::new(1)).unwrap();
     feeder.join().unwrap();
     assert_eq!(received, CARRIED_BYTES);
+}
+
+/// A port for each call: below those that the system gives to programs by itself, and by the number of this process.
+fn own_port() -> u16 {
+    static CALLS: AtomicU16 = AtomicU16::new(0);
+    let first = 16_000 + (std::process::id() % 1_600) as u16 * 10;
+    first + CALLS.fetch_add(1, Ordering::Relaxed)
 }
