@@ -199,7 +199,11 @@ mod tests {
     }
 
     fn start(line: &str, file: Option<&Path>) -> Child {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        // A shell cannot trap what was ignored before, as by `nohup`.
+        let mut command = Command::new("env");
+        command
+            .arg("--default-signal")
+            .arg(std::env::current_exe().unwrap());
         command.args(["--exact", "foreground::background::tests::part"]);
         command.arg("--nocapture").env(PART, line);
         if let Some(file) = file {
