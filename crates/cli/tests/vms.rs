@@ -177,6 +177,43 @@ fn a_hybrid_vm_waits_until_a_vmm_listens_at_its_socket() {
 }
 
 #[test]
+fn a_guest_whose_vmm_has_another_device_at_a_socket_is_not_waited_for() {
+    let daemon = FakeDaemon::with_file(
+        "[[vm]]\nname = \"web\"\n[[vm]]\nname = \"db\"\n[[vm.net]]\nnetwork = \"lan\"\n[[network]]\nname = \"lan\"\n",
+    );
+    let directory = daemon.runtime_dir();
+    let expect_exec = |vm: &str, words: &[&str]| {
+        let mut command = ringdown(&["exec", "--wait", "600", "--runtime-dir"]);
+        command.arg(directory).args([vm, "true"]);
+        let outcome = finish(command);
+        assert_eq!(outcome.code, Some(1), "{}", outcome.err);
+        for words in words {
+            assert!(outcome.err.contains(words), "{words}: {}", outcome.err);
+        }
+    };
+    // The driver of the card runs, not that of a vsock device.
+    daemon.worker().set_state("web", true, true);
+    daemon.worker().set_fault("web", device::NO_VSOCK_DEVICE);
+    expect_exec(
+        "web",
+        &[
+            "a VMM is attached, but nothing in its guest answers yet",
+            "a network card is probably at this socket",
+            "waiting does not help: end its VMM",
+        ],
+    );
+    daemon.net().set_fault("lan", "db", device::NO_CARD);
+    expect_exec(
+        "db",
+        &[
+            "its card in lan: the VMM left",
+            "a vsock device is probably at this socket",
+            "waiting does not help: end its VMM",
+        ],
+    );
+}
+
+#[test]
 fn args_prints_what_firecrackers_configuration_says_of_the_line() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
     let directory = daemon.runtime_dir();

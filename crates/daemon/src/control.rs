@@ -18,7 +18,7 @@ use api::{
 };
 use config::limits::members;
 use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest, VmmSocket};
-use device::{CaptureFilter, CaptureOptions, NOT_SHARED};
+use device::{CaptureFilter, CaptureOptions, NO_CARD, NO_VSOCK_DEVICE, NOT_SHARED};
 use sys::links::Entry;
 use sys::socket_file::Occupant;
 use tokio::sync::{Mutex, Notify};
@@ -286,18 +286,16 @@ impl Control {
                 if status.state == VmState::Ready {
                     return Ok(status);
                 }
-                let is_in_vain = needs_new_vmm(&status);
-                if !is_in_vain {
+                let in_vain = needs_new_vmm(&status);
+                if in_vain.is_none() {
                     in_vain_from = begun;
                 }
+                let is_in_vain = in_vain.is_some();
                 if now >= deadline || is_in_vain && (status.attached || now >= in_vain_from) {
                     return Err(ControlError::NotReady {
                         name: name.to_owned(),
                         state: status.state,
-                        words: match is_in_vain {
-                            true => format!("{}{}", status.state_in_words(), new_vmm(&full_name)),
-                            false => status.state_in_words(),
-                        },
+                        words: status.state_in_words() + &in_vain.unwrap_or_default(),
                         waited: timeout.min(in_tenths(now - begun)),
                     });
                 }
@@ -318,6 +316,10 @@ impl Control {
             (_, Some((state, _))) => *state,
             // The link keeps what is open for a minute. There is no guest meanwhile.
             (Some(line), _) if spec.serial().is_some() && !line.attached => VmState::Waiting,
+            // It is the driver of another device.
+            (Some(line), _) if line.last_fault.as_deref() == Some(NO_VSOCK_DEVICE) => {
+                VmState::Attached
+            }
             (Some(line), _) if line.driver_ready => VmState::Booted,
             (Some(line), _) if line.attached => VmState::Attached,
             _ => VmState::Waiting,
@@ -383,16 +385,26 @@ fn at_vmm_socket(path: &Path) -> (VmState, Option<String>) {
     }
 }
 
-/// Whether nothing of its guest can be seen until its VMM is started again.
-fn needs_new_vmm(vm: &VmStatus) -> bool {
-    vm.cut_off || vm.attached && vm.last_fault.as_deref() == Some(NOT_SHARED)
-}
-
-/// What helps then.
-fn new_vmm(vm: &str) -> String {
-    format!(
-        "; waiting does not help: end its VMM, and start it with what `ringdown args {vm} --vmm qemu` prints"
-    )
+/// Why waiting does not help, and what does, if nothing of its guest can be seen until its VMM is started again.
+fn needs_new_vmm(vm: &VmStatus) -> Option<String> {
+    let of_line = vm.last_fault.as_deref();
+    let is_line_lost = vm.cut_off
+        || vm.attached
+            && of_line.is_some_and(|fault| [NOT_SHARED, NO_VSOCK_DEVICE].contains(&fault));
+    // Its VMM has left then, and may come to the socket of its line.
+    let card = vm
+        .nets
+        .iter()
+        .find(|card| vm.state == VmState::Waiting && card.last_fault.as_deref() == Some(NO_CARD));
+    if !is_line_lost && card.is_none() {
+        return None;
+    }
+    let of_card = card.map(|card| format!("; its card in {}: {NO_CARD}", card.network));
+    Some(format!(
+        "{}; waiting does not help: end its VMM, and start it with what `ringdown args {} --vmm qemu` prints",
+        of_card.unwrap_or_default(),
+        vm.full_name()
+    ))
 }
 
 /// A time as it is shown.

@@ -19,10 +19,10 @@ pub const NOT_SHARED: &str = "the guest's driver runs and nothing that it writes
 pub(crate) const NOT_VHOST_USER: &str = "what connects does not speak vhost-user, so a device of another kind, such as a serial port, is probably at this socket (see `ringdown args`)";
 
 /// A VMM takes the configuration of a vsock device from its back end: the guest's CID is in it. That of a card it has itself.
-pub(crate) const NO_VSOCK_DEVICE: &str = "the VMM does not read the guest's CID here, as one does for a vsock device, so a network card is probably at this socket, which is the vsock device's (see `ringdown args`)";
+pub const NO_VSOCK_DEVICE: &str = "the VMM does not read the guest's CID here, as one does for a vsock device, so a network card is probably at this socket, which is the vsock device's (see `ringdown args`)";
 
 /// What a VMM does that needs the configuration of its device from here.
-pub(crate) const NO_CARD: &str = "the VMM left when it learnt that the configuration of its device is not here, so a vsock device is probably at this socket, which is a network card's (see `ringdown args`)";
+pub const NO_CARD: &str = "the VMM left when it learnt that the configuration of its device is not here, so a vsock device is probably at this socket, which is a network card's (see `ringdown args`)";
 
 /// Why a VMM's connection ended as it should not. Of what we refused, our own words say more than the protocol's. A VMM that quits may leave an answer unread,
 /// or be gone before it is sent: that is no fault.

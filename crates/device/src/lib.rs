@@ -61,7 +61,7 @@ pub use fabric::{
     LineSnapshot, NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine,
     SerialConfig, Survey, TakenOver,
 };
-pub use fault::{MAX_FAULT_CHARS, NOT_SHARED};
+pub use fault::{MAX_FAULT_CHARS, NO_CARD, NO_VSOCK_DEVICE, NOT_SHARED};
 pub use frontend::{NewerKept, check_kept, is_kept};
 pub use line::AgentSecret;
 pub use orders::{Orders, Turns};
