@@ -234,10 +234,13 @@ fn an_agent_floods_no_terminal_with_notes_about_a_log() {
     assert_eq!(outcome.code, Some(0), "{:.500}", outcome.err);
     let lines: Vec<&str> = outcome.err.lines().collect();
     assert!((102..120).contains(&lines.len()), "{}", lines.len());
-    let [.., count, last] = lines.as_slice() else {
-        unreachable!("there are more than two");
-    };
-    assert!(count.starts_with("suppressed 4"), "{count:.100}");
+    // On a slow machine some are shown in between.
+    let suppressed = lines.iter().filter_map(|line| {
+        let count = line.strip_prefix("suppressed ")?.split(' ').next()?;
+        count.parse::<usize>().ok()
+    });
+    assert!(suppressed.sum::<usize>() > 4_000);
+    let last = lines.last().unwrap();
     assert!(last.starts_with("web: xxx"), "{last:.100}");
 }
 
@@ -274,6 +277,8 @@ fn a_person_leaves_a_guest_that_takes_no_key() {
         terminal.type_in("\r~~\r");
         std::thread::sleep(Duration::from_millis(100));
         assert!(!terminal.screen().contains("left"));
+        // What a terminal answers to a shell that asks where the cursor is.
+        terminal.type_in("\x1b[24;3R");
         terminal.type_in("~.");
         assert_eq!(terminal.wait_for_end(), (Some(255), None));
         assert!(terminal.screen().contains("left by ~."));

@@ -94,7 +94,8 @@ impl Keys {
     }
 }
 
-/// Where in a line the next key is.
+/// Where in a line the next key is. What the terminal itself says at the begin of a line is no key: shells ask it where the cursor is with each prompt
+/// (busybox ash), or what it is (fish).
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Escape {
     #[default]
@@ -102,7 +103,45 @@ enum Escape {
     /// Behind a `~` at the begin, which is kept back.
     Kept,
     Inside,
+    /// In what may be a report of the terminal's, which leaves the line where it was.
+    Report(Report),
 }
+
+/// How far a control sequence or string at the begin of a line has come (ECMA-48, 5.4 and 5.6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Report {
+    /// Behind ESC.
+    Escape,
+    /// Behind ESC and `[`, in parameters.
+    Sequence,
+    /// In an operating system command or a device control string.
+    Text,
+    /// Behind ESC in such a text, of which it may be the end.
+    TextEnd,
+}
+
+/// The last letters of the sequences in which a terminal says where the cursor is, what it is, what it does, how large it is, whether it has the focus, and where
+/// the mouse is.
+const REPORTS: &[u8] = b"RcnytuIOMm";
+
+impl Report {
+    /// Where the line is behind this byte.
+    fn next(self, byte: u8) -> Escape {
+        match (self, byte) {
+            (Report::Escape, b'[') => Escape::Report(Report::Sequence),
+            (Report::Escape, b']' | b'P') => Escape::Report(Report::Text),
+            (Report::Sequence, b' '..=b'?') => Escape::Report(Report::Sequence),
+            (Report::Sequence, last) if REPORTS.contains(&last) => Escape::AtBegin,
+            (Report::Text, BELL) | (Report::TextEnd, b'\\') => Escape::AtBegin,
+            (Report::Text, ESCAPE) => Escape::Report(Report::TextEnd),
+            (Report::Text, _) => Escape::Report(Report::Text),
+            _ => Escape::Inside,
+        }
+    }
+}
+
+const BELL: u8 = 0x07;
+const ESCAPE: u8 = 0x1b;
 
 impl Escape {
     /// Appends what is the guest's. True if the person leaves.
@@ -117,8 +156,11 @@ impl Escape {
                     *self = before;
                     self.end(passed);
                     passed.push(key);
-                    *self = match key {
-                        b'\r' | b'\n' => Escape::AtBegin,
+                    *self = match (before, key) {
+                        // Also within what only looks like a report, so that there is always a way out.
+                        (_, b'\r' | b'\n') => Escape::AtBegin,
+                        (Escape::AtBegin, ESCAPE) => Escape::Report(Report::Escape),
+                        (Escape::Report(report), byte) => report.next(byte),
                         _ => Escape::Inside,
                     };
                 }
@@ -154,6 +196,21 @@ mod tests {
             ("a~.", Some("a~.")),
             ("\r~x~.", Some("\r~x~.")),
             ("\x03\x1c\x1a", Some("\x03\x1c\x1a")),
+            // Reports of the terminal: cursor, attributes, status, mode, size, focus, mouse, colour, terminfo.
+            ("\r\x1b[24;3R~.", None),
+            ("\r\x1b[?62;22c\x1b[0n\x1b[?2026;2$y~.", None),
+            ("\r\x1b[8;24;80t\x1b[?1u\x1b[I\x1b[O~.", None),
+            ("\r\x1b[<35;10;2M\x1b[<0;1;1m~.", None),
+            ("\r\x1b]11;rgb:0/0/~.\x07\x1bP1+r~.\x1b\\~.", None),
+            // Keys: arrows, Delete, F1, Alt-x, a paste; and a report inside of a line.
+            ("\r\x1b[A~.", Some("\r\x1b[A~.")),
+            ("\r\x1b[3~~.", Some("\r\x1b[3~~.")),
+            ("\r\x1bOP~.", Some("\r\x1bOP~.")),
+            ("\r\x1bx~.", Some("\r\x1bx~.")),
+            ("\r\x1b[200~~.\x1b[201~", Some("\r\x1b[200~~.\x1b[201~")),
+            ("\r\x1b]~.\x1bx~.", Some("\r\x1b]~.\x1bx~.")),
+            ("ls\x1b[24;3R~.", Some("ls\x1b[24;3R~.")),
+            ("\r\x1b]11\r~.", None),
         ] {
             for len in 1..=typed.len() {
                 let (mut escape, mut passed) = (Escape::default(), Vec::new());
