@@ -300,6 +300,9 @@ pub struct VmStatus {
     /// Whether a second VMM has connected to its socket, and waits until the first leaves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub another_waits: bool,
+    /// Whether its VMM has stopped the device of a guest that has circuits, which wait: it is probably paused. Of lines without rings it is not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
     /// Whether the configuration names it: where it is removed by hand, a reload adds it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub configured: bool,
@@ -346,11 +349,16 @@ pub struct VmStatus {
 /// What waits behind a VMM.
 const ANOTHER_WAITS: &str = "another VMM waits at its socket until this one leaves";
 
+/// What is known of a guest that is paused.
+const PAUSED: &str = "its VMM has stopped its device: it is probably paused, and answers nothing until its VMM lets it go on";
+
 impl VmStatus {
     /// What is wrong with its line, or else with one of its cards.
     pub fn fault(&self) -> Option<Cow<'_, str>> {
         let another = self.another_waits.then_some(ANOTHER_WAITS);
-        let of_line = another.or(self.last_fault.as_deref()).map(Cow::from);
+        let paused = self.paused.then_some(PAUSED);
+        let of_line = another.or(self.last_fault.as_deref()).or(paused);
+        let of_line = of_line.map(Cow::from);
         let of_card = |port: &VmPort| {
             let fault = port.last_fault.as_ref()?;
             Some(Cow::from(format!("card in {}: {fault}", port.network)))
@@ -392,6 +400,7 @@ impl VmStatus {
                 self.vmm_socket().display(),
                 self.full_name()
             ),
+            None if self.paused => format!("{meaning}; {PAUSED}"),
             None => meaning,
         }
     }

@@ -317,7 +317,8 @@ STATE is how far the VM has come:
   joined    its VMM has a vsock device of its own, so that nothing is known of the guest; its agent has not called
   ready     its agent is there, and exec, cp and the other commands for guests work
 
-GUEST is the guest's host name, by its agent. FAULT, there if a VM has one, is why its VMM's connection, its device or one of its network cards failed.")]
+GUEST is the guest's host name, by its agent. FAULT, there if a VM has one, is why its VMM's connection, its device or one of its network cards failed, or that the VM is
+probably paused.")]
 pub struct VmList {
     /// Print the list as JSON
     #[arg(long)]
@@ -415,8 +416,8 @@ With -t on a terminal each key is the command's, Ctrl-C too. As in ssh, Enter, ~
 send one ~.
 
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
-executed; 255 if the connection broke before the command's end was known, or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, or not to
-be reached by this user, 2 if the command line is wrong: nothing was started then.")]
+executed; 255 if the connection broke before the command's end was known, or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, gives no
+answer, or is not to be reached by this user, 2 if the command line is wrong or too long: nothing was started then.")]
 pub struct Exec {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,

@@ -8,8 +8,8 @@
 //!
 //! # Exit codes
 //! The guest command's own; 128 + n if signal n ended it; as in a shell, 127 if there is no such command and 126 if it
-//! cannot be executed; as in ssh, 255 for everything else, above all a connection that breaks before the command's exit
-//! was reported. So 1 is always the command's word.
+//! cannot be executed; 1 where the agent was not reached, and 2 where the command cannot be sent to it, so that nothing was started; as in ssh, 255 for everything
+//! else, above all a connection that breaks before the command's exit was reported.
 
 mod escape;
 mod output;
@@ -47,6 +47,9 @@ pub struct ExecOptions {
 pub enum ExecError {
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// Nothing was asked of the agent.
+    #[error(transparent)]
+    NotReached(GuestError),
     #[error("cannot write the command's {name}: {source}")]
     Output {
         name: &'static str,
@@ -66,7 +69,7 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// The exit code for this failure: 127, 126, 1 where this user may not connect, or [`FAILURE`].
+    /// The exit code for this failure: 127, 126, 1 where the agent was not reached, 2 where the command cannot be sent, or [`FAILURE`].
     pub fn exit_code(&self) -> u8 {
         match self {
             ExecError::Guest(GuestError::Agent(report)) => match report.kind {
@@ -74,7 +77,10 @@ impl ExecError {
                 ErrorKind::CommandNotExecutable => 126,
                 _ => FAILURE,
             },
-            ExecError::Guest(GuestError::Denied { .. }) => crate::failure::FAILURE,
+            // What the agent refuses, whenever it says so.
+            ExecError::NotReached(GuestError::Agent(_) | GuestError::Unsupported(_)) => FAILURE,
+            ExecError::NotReached(_) => crate::failure::FAILURE,
+            ExecError::Guest(GuestError::Request(_)) => crate::failure::USAGE,
             _ => FAILURE,
         }
     }
@@ -90,8 +96,11 @@ pub fn run(host_socket: &Path, options: ExecOptions) -> Result<u8, ExecError> {
         what: "use the standard streams",
         source,
     })?;
-    let connection = Connection::open(host_socket, CAPABILITY_EXEC)?;
-    session::run(connection, &options, local)
+    session::run(reach(host_socket)?, &options, local)
+}
+
+fn reach(host_socket: &Path) -> Result<Connection, ExecError> {
+    Connection::open(host_socket, CAPABILITY_EXEC).map_err(ExecError::NotReached)
 }
 
 /// The local ends of the command's streams.

@@ -42,7 +42,7 @@ pub enum GuestError {
     #[error("the host socket gave an unexpected answer to CONNECT: {0}; expected OK or ERR")]
     Answer(String),
     #[error(
-        "the guest's agent did not answer within {seconds} s; is the VM paused, suspended or very busy?"
+        "the guest's agent did not answer within {seconds} s; is the VM paused, suspended or very busy? (what is known: `ringdown check`)"
     )]
     NoAnswer {
         /// How long it was waited for.

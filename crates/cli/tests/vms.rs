@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used)] // This is a test.
 
 mod program;
+mod ready_guest;
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
+use agent::session::Options;
 use fake_daemon::FakeDaemon;
 use program::{assert_refused, finish, ringdown, run_with};
 
@@ -211,6 +213,38 @@ fn a_guest_whose_vmm_has_another_device_at_a_socket_is_not_waited_for() {
             "waiting does not help: end its VMM",
         ],
     );
+}
+
+#[test]
+fn a_paused_guest_is_told_from_one_that_answers() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let directory = daemon.runtime_dir();
+    let _uplink = ready_guest::announce(&daemon, "web", Options::new());
+    let said = |command: &[&str]| {
+        let outcome = run_with(directory, command);
+        outcome.out + &outcome.err
+    };
+    let expect = |is_said: bool| {
+        for command in [
+            &["vm", "ls"][..],
+            &["check"],
+            &["why", "host", "web", "1007"],
+            &["time", "web"],
+        ] {
+            let said = said(command);
+            assert_eq!(
+                said.contains("it is probably paused"),
+                is_said,
+                "{command:?}: {said}"
+            );
+        }
+    };
+    expect(false);
+    daemon.worker().set_paused("web", true);
+    expect(true);
+    assert!(said(&["check"]).contains("have its VMM let it go on"));
+    daemon.worker().set_paused("web", false);
+    expect(false);
 }
 
 #[test]

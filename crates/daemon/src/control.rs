@@ -341,6 +341,7 @@ impl Control {
             last_fault: fault.or(own_vmm.and_then(|(_, fault)| fault)),
             cut_off: line.is_some_and(|line| line.cut_off),
             another_waits: line.is_some_and(|line| line.another_waits),
+            paused: line.is_some_and(|line| line.paused),
             configured: in_force.configured.contains(&full_name),
             vhost_user,
             serial: spec.serial().map(chardev),

@@ -75,6 +75,8 @@ pub struct LineStatus {
     pub cut_off: bool,
     /// A second VMM has connected, and waits until the first leaves.
     pub another_waits: bool,
+    /// The VMM has stopped the rings of a guest that has circuits.
+    pub paused: bool,
     /// The guest's driver runs its rings.
     pub driver_ready: bool,
     /// Circuits, in any state.

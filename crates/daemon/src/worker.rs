@@ -298,6 +298,7 @@ impl LineWorker for Worker {
                 last_fault: line.last_fault.clone(),
                 cut_off: line.cut_off,
                 another_waits: line.another_waits,
+                paused: line.paused,
                 driver_ready: line.report.up,
                 circuits: line.report.circuits,
                 half_open_circuits: line.report.half_open,

@@ -123,6 +123,8 @@ pub struct LineSnapshot {
     pub cut_off: bool,
     /// A second VMM has connected, and waits until the first leaves.
     pub another_waits: bool,
+    /// The VMM has stopped the rings of a guest that has circuits, which wait: it is paused, as far as is known.
+    pub paused: bool,
     /// Messages that the guest has sent and that are stored for their receivers.
     pub kept_messages: u64,
     /// Descriptors of the guest's that it gets back when what they hold has been taken.

@@ -107,6 +107,13 @@ impl LineIo {
         notified
     }
 
+    /// Whether the VMM has stopped the rings, and the guest may go on from there.
+    pub(crate) fn is_stopped(&self) -> bool {
+        let runs = |index: usize| self.rings[index].is_some();
+        let waits = |stopped: &StoppedRing| stopped.queue.is_some();
+        self.attached && !runs(TX) && !runs(RX) && self.stopped[TX].as_ref().is_some_and(waits)
+    }
+
     pub(crate) fn new(generation: u64, name: String, host_path: PathBuf) -> LineIo {
         LineIo {
             generation,

@@ -123,6 +123,13 @@ impl FakeWorker {
         }
     }
 
+    /// Lets a VM be paused, or go on.
+    pub fn set_paused(&self, name: &str, paused: bool) {
+        if let Some(line) = self.state().lines.get_mut(name) {
+            line.status.paused = paused;
+        }
+    }
+
     /// Has a line remember a fault, if there is one of this name; if no VMM is attached, that it was hung up on for this.
     pub fn set_fault(&self, name: &str, fault: &str) {
         if let Some(line) = self.state().lines.get_mut(name) {
@@ -217,6 +224,7 @@ impl FakeWorker {
             last_fault: None,
             cut_off: false,
             another_waits: false,
+            paused: false,
             driver_ready: false,
             circuits: 0,
             half_open_circuits: 0,

@@ -132,6 +132,9 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             found,
             "end one of the two VMMs, or give the second a VM of its own with `ringdown vm add`",
         ),
+        VmState::Ready if vm.paused => {
+            Finding::warning(about, found, "have its VMM let it go on (of QEMU: `cont`)")
+        }
         VmState::Ready => version(about, &name, vm),
         VmState::Waiting if vm.kind == LineKind::Hybrid => own_vmm(about, found, vm),
         VmState::Waiting if vm.last_fault.is_some() => Finding::error(

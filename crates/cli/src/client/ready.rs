@@ -56,6 +56,9 @@ impl Client {
     pub fn wait_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
         let vm = self.show(name)?;
         if vm.state == VmState::Ready {
+            if vm.paused {
+                note(&format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()));
+            }
             return Ok(vm);
         }
         if access(&vm.host, Access::WRITE_OK) == Err(Errno::ACCESS) {

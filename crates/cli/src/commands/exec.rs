@@ -43,7 +43,9 @@ fn in_words(
     has_daemon_ended: impl FnOnce() -> bool,
 ) -> String {
     let hint = match error {
-        ExecError::Guest(GuestError::Broken(_)) => has_daemon_ended().then_some(DAEMON_ENDED),
+        ExecError::Guest(GuestError::Broken(_)) | ExecError::NotReached(_) => {
+            has_daemon_ended().then_some(DAEMON_ENDED)
+        }
         error => line_hint.filter(|_| error.exit_code() == NO_COMMAND),
     };
     let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();

@@ -217,6 +217,7 @@ mod tests {
             last_fault: None,
             cut_off: false,
             another_waits: false,
+            paused: false,
             configured: false,
             vhost_user: Some("/r/v".into()),
             serial: None,

@@ -18,7 +18,7 @@ mod terminal;
 
 /// Run a command through the host socket at `path`.
 fn run_at(path: &Path, options: &ExecOptions, local: Local) -> Result<u8, ExecError> {
-    session::run(Connection::open(path, CAPABILITY_EXEC)?, options, local)
+    session::run(reach(path)?, options, local)
 }
 
 /// A host socket, whose connections get the answer and then the service that the test chooses.
@@ -262,6 +262,7 @@ fn what_cannot_be_run_has_the_codes_of_a_shell() {
         matches!(error, ExecError::Guest(GuestError::Request(_))),
         "{error}"
     );
+    assert_eq!(error.exit_code(), crate::failure::USAGE);
 }
 
 #[test]
@@ -397,8 +398,16 @@ fn refusals_say_why() {
             .result
             .unwrap_err();
         assert!(error.to_string().contains(expected), "{error}");
-        assert_eq!(error.exit_code(), FAILURE);
+        assert_eq!(error.exit_code(), crate::failure::FAILURE);
     }
+    // An agent whose administrator has switched exec off.
+    let hello = Frame::Hello(Hello::new("test")).to_bytes(CONNECTION_CHANNEL);
+    let host = HostSocket::serve(b"OK 1\n", move |mut stream| {
+        let _ = stream.write_all(hello.as_ref().unwrap());
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let error = run_with_input(&host, command(&["true"]), b"").result;
+    assert_eq!(error.unwrap_err().exit_code(), FAILURE);
     let directory = tempfile::tempdir().unwrap();
     let error =
         Connection::open(&directory.path().join("nothing.sock"), CAPABILITY_EXEC).unwrap_err();
@@ -412,7 +421,7 @@ fn an_answer_without_an_end_is_given_up() {
         .result
         .unwrap_err();
     assert!(
-        matches!(error, ExecError::Guest(GuestError::Answer(_))),
+        matches!(error, ExecError::NotReached(GuestError::Answer(_))),
         "{error}"
     );
 }

@@ -145,16 +145,16 @@ fn name_target(refusals: &mut [Refusal], target: &str) {
     }
 }
 
-/// That a guest is not there. Of a hybrid VM it is not known, and an agent is not needed for calls.
+/// That a guest is not there, or paused. Of a hybrid VM it is not known, and an agent is not needed for calls.
 fn absence(vm: &VmStatus) -> Option<String> {
     let is_absent = matches!(vm.state, VmState::Waiting | VmState::Attached);
-    is_absent.then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
+    (is_absent || vm.paused).then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
 }
 
-/// That an agent is not ready.
+/// That an agent is not ready, or its guest paused.
 fn agent_absence(vm: &VmStatus) -> Option<String> {
     let is_ready = vm.state == VmState::Ready && vm.agent.is_some();
-    (!is_ready).then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
+    (!is_ready || vm.paused).then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
 }
 
 /// What keeps an agent from making connections for published ports. It is needed for all else that is asked of it.

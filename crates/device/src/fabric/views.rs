@@ -47,6 +47,8 @@ impl Fabric {
                 another_waits: line_of(report.id)
                     .and_then(|line| line.frontend.as_ref())
                     .is_some_and(Frontend::another_waits),
+                paused: report.circuits > 0
+                    && line_of(report.id).is_some_and(|line| line.is_stopped()),
                 kept_messages: line_of(report.id).map_or(0, |line| line.messages.total()),
                 parked_descriptors: line_of(report.id).map_or(0, |line| line.parked),
                 notified: line_of(report.id).map_or(RingCounts::default(), |line| line.notified()),

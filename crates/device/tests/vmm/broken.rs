@@ -1,4 +1,4 @@
-//! A guest whose ring makes no sense, behind packets that do; and a VMM that quits.
+//! A guest whose ring makes no sense, behind packets that do; and a VMM that pauses its guest, or quits.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use device::{CircuitFilter, Fabric};
 use wire::vsock::{Header, Operation};
 
-use crate::guest::{Guest, TX};
+use crate::guest::{Guest, RX, TX, quads, request, send};
 use crate::turns::{header, with_circuits};
 use crate::{config, fabric, turn_until};
 
@@ -108,4 +108,31 @@ fn a_fault_is_of_the_vmm_that_had_it_and_not_of_the_next_one() {
         fabric.lines()[0].attached
     });
     assert_eq!(fabric.lines()[0].last_fault, None);
+}
+
+/// As QEMU does with a guest that it pauses.
+#[test]
+fn a_guest_whose_rings_are_stopped_while_it_has_circuits_is_paused() {
+    for circuits in [0, 1] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut fabric = fabric();
+        let (guest, _programs) = with_circuits(&mut fabric, directory.path(), circuits);
+        assert!(!fabric.lines()[0].paused);
+        for (ring, is_last) in [(RX, false), (TX, true)] {
+            let mut answer = [0; 20];
+            let ring = quads(&[ring as u64]);
+            send(&guest.vmm, request::GET_VRING_BASE, &ring, &[]);
+            guest.vmm.set_nonblocking(true).unwrap();
+            turn_until(&mut fabric, "the ring stops", |_| {
+                (&guest.vmm).read(&mut answer).is_ok()
+            });
+            guest.vmm.set_nonblocking(false).unwrap();
+            assert_eq!(fabric.lines()[0].paused, is_last && circuits > 0);
+        }
+        guest.hang_up();
+        turn_until(&mut fabric, "the VMM is gone", |fabric| {
+            !fabric.lines()[0].attached
+        });
+        assert!(!fabric.lines()[0].paused);
+    }
 }

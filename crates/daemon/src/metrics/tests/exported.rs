@@ -35,6 +35,7 @@ fn vm(name: &str) -> VmStatus {
         last_fault: None,
         cut_off: false,
         another_waits: false,
+        paused: false,
         configured: false,
         vhost_user: None,
         serial: None,
