@@ -13,7 +13,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use program::{Running, assert_refused, ringdown, run_with};
 
@@ -367,4 +367,58 @@ fn handed_over(listener: UnixListener, run: &Path, notify: &Path) -> Command {
         .env_remove("WATCHDOG_PID")
         .env_remove("RINGDOWN_LOG");
     command
+}
+
+#[test]
+fn what_an_enforced_rule_ends_is_told_with_the_rule() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path();
+    let (file, target) = (run.join("ringdown.toml"), run.join("target"));
+    let server = UnixListener::bind(&target).unwrap();
+    let base = format!(
+        "[[vm]]\nname = \"fc\"\nhybrid = {:?}\n[[service]]\nname = \"s\"\nport = 5000\nto = \"unix:{}\"\n",
+        run.join("fc.vsock"),
+        target.display()
+    );
+    let rule = |name: &str, action: &str| {
+        format!(
+            "[[rule]]\nname = {name:?}\nfrom = \"fc\"\nto = \"service:s\"\naction = {action:?}\n"
+        )
+    };
+    std::fs::write(&file, base.clone() + &rule("yes", "allow")).unwrap();
+    let mut daemon = Running::start(serve(run, &["--config", file.to_str().unwrap()]));
+    daemon.wait_until_ready();
+    for (next, by_rule, reason) in [
+        (
+            rule("no-more", "deny"),
+            ", rule \"no-more\", ",
+            "the rule does not allow it any more",
+        ),
+        (String::new(), "", "no rule allows it"),
+    ] {
+        let mut guest = UnixStream::connect(run.join("fc.vsock_5000")).unwrap();
+        guest.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (mut program, _) = server.accept().unwrap();
+        program.write_all(b"x").unwrap();
+        guest.read_exact(&mut [0]).unwrap();
+        std::fs::write(&file, base.clone() + &next).unwrap();
+        let reload = run_with(run, &["reload", "--enforce-existing"]);
+        assert_eq!(reload.code, Some(0), "{}", reload.err);
+        // A reset, or an end: a UNIX socket has no other way.
+        let _ = guest.read(&mut [0]);
+        let deadline = Instant::now() + PATIENCE;
+        let is_told = |events: &str| {
+            let mut lines = events.lines();
+            lines.any(|line| line.ends_with(reason) && line.contains(by_rule))
+        };
+        loop {
+            let events = run_with(run, &["events", "--kind", "circuit-ended"]).out;
+            if is_told(&events) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{events}");
+        }
+        std::fs::write(&file, base.clone() + &rule("yes", "allow")).unwrap();
+        assert_eq!(run_with(run, &["reload"]).code, Some(0));
+    }
 }

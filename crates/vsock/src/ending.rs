@@ -4,7 +4,7 @@ use policy::Time;
 use wire::vsock::{SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use crate::call::Destination;
-use crate::circuit::{Deadline, DeadlineKind, EndedCircuit};
+use crate::circuit::{CircuitReport, Deadline, DeadlineKind, EndedCircuit};
 use crate::end::Party;
 use crate::event::{Action, Direction};
 use crate::flow::{Ending, Flow};
@@ -323,12 +323,18 @@ impl Switch {
         self.end_throttle(index);
         self.account_for(index);
         self.strike_ends(index);
+        // One that the rules have ended counts for none, and the rule that ended it is what is asked for.
+        let is_denied = self.circuits[index].reason == Some(Reason::Denied);
+        let ended_by = is_denied.then(|| self.ended_by(index)).flatten();
         let circuit = self.circuits.remove(index);
         self.programs.closed(circuit.call.host);
         // One that was never put through has been decided about, and nothing else.
         if let Some(ended) = self.ended.as_mut().filter(|_| circuit.put_through) {
             ended.push_back(EndedCircuit {
-                circuit: circuit.report(),
+                circuit: CircuitReport {
+                    rule: circuit.call.rule.or(ended_by),
+                    ..circuit.report()
+                },
                 reason: circuit.reason,
             });
         }

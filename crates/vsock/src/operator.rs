@@ -498,6 +498,20 @@ impl Switch {
     pub(crate) fn judge_again(&self, index: usize) -> Option<Judgement> {
         let circuit = &self.circuits[index];
         let call = circuit.call;
+        let judgement = self.judge_now(index)?;
+        let same = matches!(judgement.result, Ok((reached, port))
+            if reached == call.reached && port == circuit.end(Side::Callee).port);
+        same.then_some(judgement)
+    }
+
+    /// The rule that denies a circuit's call now, or has it lead elsewhere.
+    pub(crate) fn ended_by(&self, index: usize) -> Option<RuleId> {
+        self.judge_now(index)?.rule
+    }
+
+    fn judge_now(&self, index: usize) -> Option<Judgement> {
+        let circuit = &self.circuits[index];
+        let call = circuit.call;
         let from = match call.host {
             Some(host) => self.host_callers(host),
             None => {
@@ -507,10 +521,7 @@ impl Switch {
                     .callers
             }
         };
-        let judgement = self.judge(from, call.dialled, call.dialled_port, call.host);
-        let same = matches!(judgement.result, Ok((reached, port))
-            if reached == call.reached && port == circuit.end(Side::Callee).port);
-        same.then_some(judgement)
+        Some(self.judge(from, call.dialled, call.dialled_port, call.host))
     }
 
     /// Says that a guest's dial has become nothing.

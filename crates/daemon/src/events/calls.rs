@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::{CircuitEnd, EventDetails, EventKind};
 use device::{CircuitSnapshot, Endpoint, Observation, Observer};
 use policy::full_name;
-use vsock::CircuitId;
+use vsock::{CircuitId, Reason};
 
 use super::{Call, Events};
 use crate::audit::{Audit, RECORDS_PER_SECOND};
@@ -119,6 +119,9 @@ pub fn observer(events: Events) -> Observer {
                 return;
             }
             details.reason = Some(match reason {
+                Some(Reason::Denied) if details.rule.is_some() => {
+                    "the rule does not allow it any more".to_owned()
+                }
                 Some(reason) => reason.to_string(),
                 None => "closed by both ends".to_owned(),
             });
