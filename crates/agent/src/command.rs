@@ -284,6 +284,7 @@ pub fn set_window_size(terminal: impl AsFd, rows: u16, columns: u16) -> rustix::
 fn set_environment(command: &mut Command, request: &ExecStart, user: &User) {
     // The agent's unit spares the agent, and not what it runs.
     sys::oom::spare_no_child(command);
+    sys::descriptors::raise_no_childs_limit(command);
     command.env_clear().envs(user.environment());
     if let Some(terminal) = &request.terminal {
         let kind = if terminal.kind.is_empty() {

@@ -87,6 +87,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    // What users of the guest can take of it is bounded by their places, which are more than the usual 1,024.
+    if let Err(error) = sys::descriptors::raise_limit() {
+        eprintln!("ringdown-agent: the limit of open files stays as it is: {error}");
+    }
     match Server::new(endpoints, config).run() {
         Ok(never) => match never {},
         Err(error) => {

@@ -59,6 +59,7 @@ impl<'a> Tool<'a> {
     /// With the environment that commands begin with, no input, and 64 KiB of output at most.
     pub(crate) fn new(program: &Path) -> Tool<'a> {
         let mut command = Command::new(program);
+        sys::descriptors::raise_no_childs_limit(&mut command);
         command
             .env_clear()
             .envs(User::current().environment())

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Agent, is_running, on_terminal, shell, wait_until, words};
+use std::process::Command;
+
+use common::{Agent, command, is_running, on_terminal, shell, wait_until, words};
 use wire::agent::{CAPABILITY_EXEC, ErrorKind, ExecStart, ExitStatus, Frame, Stream};
 
 #[test]
@@ -35,6 +37,28 @@ fn what_is_run_is_ended_like_others_when_memory_runs_out() {
         let mut client = agent.exec(request);
         assert_eq!(client.expect_exit(), ExitStatus::Code(0));
         assert_eq!(client.transcript.text().trim(), "0");
+    }
+}
+
+/// The places take more than a process may usually have. What is run has the usual limit.
+#[test]
+fn places_take_no_descriptors_that_a_command_needs() {
+    const USUAL: usize = 48;
+    let binary = command();
+    let mut limited = Command::new("sh");
+    limited.arg("-c");
+    limited.arg(format!("ulimit -Sn {USUAL}; exec \"$0\" \"$@\""));
+    limited.arg(binary.get_program()).args(binary.get_args());
+    let agent = Agent::start_by(limited);
+    // Each takes several.
+    let _others: Vec<_> = (0..USUAL / 2)
+        .map(|_| agent.exec(words(&["cat"])))
+        .collect();
+    let request = || shell("ulimit -Sn");
+    for request in [request(), on_terminal(request())] {
+        let mut client = agent.exec(request);
+        assert_eq!(client.expect_exit(), ExitStatus::Code(0));
+        assert_eq!(client.transcript.text().trim(), USUAL.to_string());
     }
 }
 
@@ -89,8 +113,8 @@ fn path_of_the_request_finds_the_command() {
     });
     assert_eq!(client.expect_exit(), ExitStatus::Code(0));
     assert_eq!(client.transcript.stdout, b"found\n");
-    // The system refuses a script without an interpreter's line; so does the agent.
-    std::fs::write(&script, "echo found\n").unwrap();
+    // What the system does not execute, the agent does not either.
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o644)).unwrap();
     let mut client = agent.request(words(&[script.to_str().unwrap()]));
     assert_eq!(client.expect_error().kind, ErrorKind::CommandNotExecutable);
 }

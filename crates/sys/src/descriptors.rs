@@ -3,6 +3,9 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::OnceLock;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -26,6 +29,9 @@ pub struct Received {
     pub truncated: bool,
 }
 
+/// The limit that this process had before it was raised.
+static BEFORE: OnceLock<Rlimit> = OnceLock::new();
+
 /// Lets this process open as many descriptors as it may, and returns how many that are; nothing for any number.
 ///
 /// # Errors
@@ -37,7 +43,19 @@ pub fn raise_limit() -> Result<Option<u64>, Errno> {
         maximum: limit.maximum,
     };
     setrlimit(Resource::Nofile, raised)?;
+    let _ = BEFORE.set(limit);
     Ok(limit.maximum)
+}
+
+/// Has a program that is started begin with the limit that this process had before it was raised: many a program closes every number up to its limit when it starts, or has room for no
+/// more in a set of `select`.
+pub fn raise_no_childs_limit(command: &mut Command) {
+    let Some(before) = BEFORE.get().copied() else {
+        return;
+    };
+    let lower = move || Ok(setrlimit(Resource::Nofile, before)?);
+    // SAFETY: there is only a system call on memory that was there before, which takes no lock.
+    unsafe { command.pre_exec(lower) };
 }
 
 /// Puts a copy of a descriptor in the place of another, which is closed; the copy is closed on exec. For what owns a descriptor and gives no way to change it.

@@ -41,6 +41,7 @@ impl Journal {
             )
         })?;
         let mut command = Command::new(program);
+        sys::descriptors::raise_no_childs_limit(&mut command);
         command
             .args(arguments(log, request))
             .env_clear()

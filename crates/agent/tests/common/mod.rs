@@ -30,8 +30,14 @@ pub struct Agent {
 
 impl Agent {
     pub fn start() -> Agent {
+        Agent::start_by(command())
+    }
+
+    /// By [`command`], or one that begins it.
+    pub fn start_by(mut command: Command) -> Agent {
         let directory = tempfile::tempdir().unwrap();
-        let mut child = command()
+        let mut child = command
+            .stdin(Stdio::null())
             .arg(listen_argument(&directory))
             .stderr(Stdio::piped())
             .spawn()

@@ -1,10 +1,12 @@
 //! The same of a command that goes on in the background, as daemons of the old kind do: it ends, and leaves processes that have no other parent than this one.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, pidfd_open, pidfd_send_signal, wait,
@@ -16,6 +18,9 @@ use super::{Foreground, code_of, exit_code, is_in_foreground, wait_for};
 
 /// How often it is looked whether the file is there.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The most that is read of the file: a number, and what white space there is.
+const MAX_FILE_LEN: u64 = 64;
 
 /// What goes on.
 #[derive(Debug, Clone)]
@@ -86,7 +91,7 @@ impl Background {
 
     /// The process that the file names, if it is a child of this one: the file may be an old one.
     fn main(&self) -> Option<Pid> {
-        let text = std::fs::read_to_string(self.pid_file.as_deref()?).ok()?;
+        let text = read_start(self.pid_file.as_deref()?).ok()?;
         let number: u32 = text.trim().parse().ok()?;
         let pid = Pid::from_raw(i32::try_from(number).ok()?)?;
         (is_child(pid) && Some(number) != self.helper).then_some(pid)
@@ -109,6 +114,15 @@ impl Background {
         let found = others.filter_map(Pid::from_raw);
         Ok(found.filter(|pid| state_of_child(*pid).is_some()).collect())
     }
+}
+
+/// The start of a file that a user without rights may have put there: it may be endless, or a pipe that nobody writes to.
+fn read_start(path: &Path) -> io::Result<String> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let mut text = String::new();
+    file.take(MAX_FILE_LEN).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The next child that ends; none if none has, or there is none left.
@@ -255,6 +269,20 @@ mod tests {
         let line = "(exit 2) & exit 0";
         let said = said(start(line, Some(&file)));
         assert!(said.ends_with("ready false"), "{said}");
+    }
+
+    /// As a service's own user can put them there, who may write the directory of the file.
+    #[test]
+    fn a_file_without_end_and_a_pipe_hold_nothing_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("pid");
+        let line = "(exit 2) & exit 0";
+        std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+        assert!(said(start(line, Some(&file))).ends_with("ready false"));
+        std::fs::remove_file(&file).unwrap();
+        let made = Command::new("mkfifo").arg(&file).status().unwrap();
+        assert!(made.success());
+        assert!(said(start(line, Some(&file))).ends_with("ready false"));
     }
 
     #[test]
