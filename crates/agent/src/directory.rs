@@ -55,7 +55,7 @@ pub fn parse(verb: &str, name: Option<&str>) -> Option<Result<Request, String>> 
 pub fn ask_host(request: &Request) -> Result<String, AskError> {
     let dial = || -> io::Result<OwnedFd> {
         // Of what the host has for this guest, a part is for privileged programs alone.
-        let socket = dial_host_to_announce(PORT).or_else(|_| dial_host_port(PORT))?;
+        let socket = dial_host_to_announce(PORT, 0).or_else(|_| dial_host_port(PORT))?;
         rustix::io::ioctl_fionbio(&socket, false)?;
         for direction in [
             rustix::net::sockopt::Timeout::Recv,

@@ -204,15 +204,36 @@ pub(crate) fn dial_host_as_agent(host_port: u32) -> io::Result<OwnedFd> {
     dial_host_from(AGENT_SOURCE_PORTS, host_port)
 }
 
-/// The same, to announce a call of a program.
-pub(crate) fn dial_host_to_announce(host_port: u32) -> io::Result<OwnedFd> {
-    dial_host_from(ANNOUNCER_SOURCE_PORTS, host_port)
+/// The same, to announce a call of a program of this user.
+pub(crate) fn dial_host_to_announce(host_port: u32, user: u32) -> io::Result<OwnedFd> {
+    dial_host_from(announcer_ports(user), host_port)
 }
 
-fn dial_host_from(ports: Range<u32>, host_port: u32) -> io::Result<OwnedFd> {
+/// The ports that there are for a user: all for root, and half of them for any other. They follow from its number alone, as several runs know nothing of each other: so that a user in many runs
+/// leaves the other half to others.
+fn announcer_ports(user: u32) -> Vec<u32> {
+    let mut ports: Vec<u32> = ANNOUNCER_SOURCE_PORTS.collect();
+    if user != 0 {
+        ports.sort_by_cached_key(|port| mixed(u64::from(user) << 32 | u64::from(*port)));
+        ports.truncate(ports.len() / 2);
+    }
+    ports
+}
+
+/// A number that looks like any other: the last step of SplitMix64.
+fn mixed(number: u64) -> u64 {
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ number >> 31
+}
+
+fn dial_host_from(
+    ports: impl IntoIterator<Item = u32, IntoIter: DoubleEndedIterator>,
+    host_port: u32,
+) -> io::Result<OwnedFd> {
     let socket = vsock_socket()?;
     let mut bound = Err(nix::errno::Errno::EADDRINUSE);
-    for port in ports.rev().filter(|port| *port != PORT) {
+    for port in ports.into_iter().rev().filter(|port| *port != PORT) {
         bound = nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, port));
         if bound != Err(nix::errno::Errno::EADDRINUSE) {
             break;
@@ -319,6 +340,25 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    /// Each run counts for itself; the ports are all runs'.
+    #[test]
+    fn a_user_in_many_runs_leaves_ports_to_each_other_user() {
+        assert_eq!(announcer_ports(0).len(), ANNOUNCER_SOURCE_PORTS.len());
+        for user in [1000, 1001, 65_534, 100_000] {
+            let taken = announcer_ports(user);
+            assert_eq!(taken, announcer_ports(user), "in another run");
+            for other in (1..2000).filter(|other| *other != user) {
+                let mut ports = announcer_ports(other);
+                ports.retain(|port| !taken.contains(port));
+                assert!(
+                    ports.len() >= 16,
+                    "{} of {other} beside {user}",
+                    ports.len()
+                );
+            }
+        }
+    }
 
     #[test]
     fn a_socket_has_its_mode_whatever_the_mask() {

@@ -32,7 +32,7 @@ mod users;
 
 pub use thread::Thread;
 use users::Users;
-pub use users::{Caller, MAX_USERS, UserNumber};
+pub use users::{Caller, MAX_USERS, UserNumber, account_of};
 
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{SendFlags, SocketFlags};
+use sys::supervise::account_of;
 use wire::switchboard::Lines;
 use wire::switchboard::program::{Answer, ErrorCode, Request, SOCKET, SOCKET_VARIABLE};
 
@@ -169,7 +170,7 @@ impl Switchboard {
         let seats = Arc::new(Seats::default());
         let mut leaving = Leaving::default();
         loop {
-            let program = match accept(listener) {
+            let program = match accept(listener, account_of) {
                 Ok(program) => program,
                 Err(error) => {
                     // It has gone while it waited, or there are no descriptors.
@@ -238,11 +239,12 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-fn accept(listener: &OwnedFd) -> io::Result<Program> {
+/// A program, and the user to whom it is laid: a user's subordinate ones, which are in its namespaces, have no places of their own.
+fn accept(listener: impl AsFd, account_of: impl Fn(u32) -> u32) -> io::Result<Program> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
     set_socket_send_buffer_size(&socket, MAX_UNREAD_LEN)?;
-    let user = peer_user(&socket)?;
+    let user = account_of(peer_user(&socket)?);
     Ok(Program { socket, user })
 }
 
@@ -290,6 +292,7 @@ impl Drop for Seat {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::{UnixListener, UnixStream};
 
     use rustix::net::sockopt::{set_socket_linger, set_socket_recv_buffer_size};
@@ -311,6 +314,34 @@ mod tests {
         let flags = SendFlags::empty();
         sys::descriptors::send(program, b"x", &[socket.as_fd()], flags).unwrap();
         held
+    }
+
+    #[test]
+    fn programs_of_a_users_namespaces_have_the_places_of_that_user() {
+        if !rustix::process::geteuid().is_root() {
+            println!("not tried: this user cannot become others");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("circuit.sock");
+        let listener = listen(&path).unwrap();
+        let all = PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(directory.path(), all).unwrap();
+        let seats = Arc::new(Seats::default());
+        let as_of_one = |user| if user >= 100_000 { 100_000 } else { user };
+        let mut take = |user| {
+            let path = path.clone();
+            let thread = std::thread::spawn(move || {
+                let user = rustix::process::Uid::from_raw(user);
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                UnixStream::connect(path).unwrap()
+            });
+            let _program = thread.join().unwrap();
+            seats.take(accept(&listener, as_of_one).unwrap().user)
+        };
+        let taken: Vec<_> = (100_000..100_400).filter_map(&mut take).collect();
+        assert_eq!(taken.len(), MAX_PROGRAMS_OF_USER);
+        assert!(take(4242).is_some());
     }
 
     /// As a user of the guest does it whose system cannot refuse descriptors.

@@ -179,7 +179,7 @@ pub fn probe() -> bool {
 }
 
 fn connect(port: u32) -> String {
-    match dial_host_to_announce(port) {
+    match dial_host_to_announce(port, 0) {
         Ok(_) => "announced from a privileged port: a socket that does not block is being connected as with TCP".to_owned(),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             "asked for on the program's socket, as this is not root: connect returns when it is known what has become of it, also of a socket that does not block".to_owned()

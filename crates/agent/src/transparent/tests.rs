@@ -52,7 +52,7 @@ impl Way for UnixWay {
     fn announce(
         &self,
         socket: BorrowedFd<'_>,
-        to: &Destination,
+        (to, _): (&Destination, u32),
         _: Instant,
     ) -> Result<Option<OwnedFd>, Errno> {
         let Some(announced) = &self.announced else {

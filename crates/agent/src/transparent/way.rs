@@ -30,15 +30,15 @@ pub(crate) trait Way: Send + Sync {
     /// The system's reason, `EINPROGRESS` above all.
     fn begin(&self, socket: BorrowedFd<'_>) -> Result<(), Errno>;
 
-    /// Has the host put through the next call of this socket to this destination, if it offers that to this process: what has become of it comes over the connection
-    /// that is returned.
+    /// Has the host put through the next call of this socket, to this destination and by a program of this user, if it offers that to this process: what has become of it comes over the
+    /// connection that is returned.
     ///
     /// # Errors
     /// It is not known whether the host expects the call, so the socket cannot be connected in another way.
     fn announce(
         &self,
         socket: BorrowedFd<'_>,
-        to: &Destination,
+        call: (&Destination, u32),
         deadline: Instant,
     ) -> Result<Option<OwnedFd>, Errno>;
 
@@ -71,8 +71,9 @@ impl VsockWay {
         &self,
         socket: BorrowedFd<'_>,
         destination: &Destination,
+        user: u32,
     ) -> io::Result<(OwnedFd, Announcement)> {
-        let announcer = dial_host_to_announce(self.port)?;
+        let announcer = dial_host_to_announce(self.port, user)?;
         bind_anywhere(socket)?;
         let announcement = Announcement {
             destination: destination.clone(),
@@ -106,13 +107,13 @@ impl Way for VsockWay {
     fn announce(
         &self,
         socket: BorrowedFd<'_>,
-        to: &Destination,
+        (to, user): (&Destination, u32),
         deadline: Instant,
     ) -> Result<Option<OwnedFd>, Errno> {
         if !self.may_announce.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let (announcer, announcement) = match self.announcer(socket, to) {
+        let (announcer, announcement) = match self.announcer(socket, to, user) {
             Ok(begun) => begun,
             Err(error) => {
                 if error.kind() == io::ErrorKind::PermissionDenied {

@@ -42,6 +42,8 @@ impl UserNumber {
 pub struct Caller {
     /// To whom it is laid.
     pub user: UserNumber,
+    /// The system's number of that user, which is the same in every run.
+    pub account: u32,
     /// Whose the files are that it makes: user and group.
     pub owner: (u32, u32),
 }
@@ -64,6 +66,14 @@ fn laid_to(user: u32, ranges: &str) -> u32 {
         (first != 0 && distance < count).then_some(first)
     });
     first.unwrap_or(user)
+}
+
+/// The user to whom what this one does is laid, by `/etc/subuid`.
+pub fn account_of(user: u32) -> u32 {
+    match user {
+        0 => user,
+        user => laid_to(user, &subordinate_ranges()),
+    }
 }
 
 fn subordinate_ranges() -> String {
@@ -90,14 +100,12 @@ impl Users {
         UserNumber::of(index)
     }
 
-    /// The same of a user that may be subordinate. Those that are known are not.
-    fn number_within(&mut self, user: u32, ranges: impl FnOnce() -> String) -> UserNumber {
-        let is_known = user == 0 || self.0.contains(&user);
-        self.number_of(if is_known {
-            user
-        } else {
-            laid_to(user, &ranges())
-        })
+    /// The user to whom what this one does is laid. Those that are known are not subordinate.
+    fn account_within(&self, user: u32, ranges: impl FnOnce() -> String) -> u32 {
+        match user == 0 || self.0.contains(&user) {
+            true => user,
+            false => laid_to(user, &ranges()),
+        }
     }
 
     /// Who makes the calls of this thread. The caller makes sure that the call still waits.
@@ -107,14 +115,17 @@ impl Users {
             // A thread that this process cannot see.
             return Caller {
                 user: UserNumber::OTHERS,
+                account: NOBODY,
                 owner: (NOBODY, NOBODY),
             };
         };
         // Root sees all of them, and the programs of others have no other users.
         let maker = maker_of_namespace(thread).unwrap_or_default();
         let user = maker.filter(|maker| *maker != 0).unwrap_or(real);
+        let account = self.account_within(user, subordinate_ranges);
         Caller {
-            user: self.number_within(user, subordinate_ranges),
+            user: self.number_of(account),
+            account,
             owner,
         }
     }
@@ -184,7 +195,10 @@ mod tests {
                 .to_owned()
         };
         let mut users = Users::default();
-        let mut number_of = |user| users.number_within(user, ranges);
+        let mut number_of = |user| {
+            let account = users.account_within(user, ranges);
+            users.number_of(account)
+        };
         let alices = number_of(100_000);
         for user in 100_000..165_536 {
             assert_eq!(number_of(user), alices);

@@ -225,9 +225,11 @@ impl Supervisor {
         let Some(place) = self.announced.take(call.caller.user) else {
             return Ok(None);
         };
-        let announced = self
-            .way
-            .announce(dial.socket.as_fd(), destination, deadline)?;
+        let announced = self.way.announce(
+            dial.socket.as_fd(),
+            (destination, call.caller.account),
+            deadline,
+        )?;
         Ok(announced.map(|socket| Announcer {
             socket,
             _place: place,
