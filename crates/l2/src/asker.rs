@@ -16,6 +16,11 @@ pub struct Asker {
 }
 
 impl Asker {
+    /// The port, if a guest is behind it and not an uplink, with who knows how many hosts.
+    pub(crate) fn port_of_guest(&self) -> Option<u16> {
+        self.guest.map(|_| self.port)
+    }
+
     /// Whether the one behind the port learns of a host: no guest of another one, where the switch keeps one of the two apart.
     pub(crate) fn may_know(&self, host: &Host) -> bool {
         let is_apart = |guest| guest != host.mac && (self.isolated || host.isolated);

@@ -24,10 +24,11 @@ use wire::ethernet::MacAddress;
 pub(crate) use message::Request;
 pub use pool::Lease;
 
+use crate::asker::Asker;
 use crate::config::{Host, Ipv4Settings, StationConfig};
 use crate::hosts::Hosts;
 use message::Facts;
-use pool::Pool;
+use pool::{Client, Pool};
 
 pub(crate) const SERVER_PORT: u16 = smoltcp::wire::DHCP_SERVER_PORT;
 pub(crate) const CLIENT_PORT: u16 = smoltcp::wire::DHCP_CLIENT_PORT;
@@ -96,14 +97,18 @@ impl Server {
         }
     }
 
-    /// `source` is the MAC address that the frame came from.
+    /// `source` is the MAC address that the frame came from, and `asker` the port.
     pub fn answer(
         &mut self,
         now: Instant,
         request: &Request,
-        source: MacAddress,
+        (source, asker): (MacAddress, &Asker),
         hosts: &Hosts,
     ) -> Answer {
+        let client = Client {
+            mac: source,
+            port: asker.port_of_guest(),
+        };
         let host = hosts.with_mac(source);
         let assigned = host.and_then(|host| host.ipv4);
         let is_served = assigned.is_some() || self.pool.is_some();
@@ -111,8 +116,8 @@ impl Server {
             return Answer::silent(Outcome::Ignored);
         }
         match request.kind {
-            DhcpMessageType::Discover => self.discovered(now, request, host, hosts),
-            DhcpMessageType::Request => self.requested(now, request, host, hosts),
+            DhcpMessageType::Discover => self.discovered(now, request, (client, host), hosts),
+            DhcpMessageType::Request => self.requested(now, request, (client, host), hosts),
             DhcpMessageType::Inform => self.informed(request, host),
             DhcpMessageType::Decline if request.server == Some(self.ipv4.address) => {
                 // An address on the list stays what it is: another host has taken it, and the operator sees that this was counted.
@@ -137,14 +142,14 @@ impl Server {
         &mut self,
         now: Instant,
         request: &Request,
-        host: Option<&Host>,
+        (client, host): (Client, Option<&Host>),
         hosts: &Hosts,
     ) -> Answer {
         let address = match (host.and_then(|host| host.ipv4), &mut self.pool) {
             (Some(address), _) => Some(address),
             (None, Some(pool)) => {
                 let is_taken = |address| is_taken(address, self.ipv4, self.gateway, hosts);
-                pool.offer(now, request.mac, request.wanted, is_taken)
+                pool.offer(now, client, request.wanted, is_taken)
             }
             (None, None) => None,
         };
@@ -158,7 +163,7 @@ impl Server {
         &mut self,
         now: Instant,
         request: &Request,
-        host: Option<&Host>,
+        (client, host): (Client, Option<&Host>),
         hosts: &Hosts,
     ) -> Answer {
         if request
@@ -180,7 +185,7 @@ impl Server {
             // Also an address that this server knows nothing of: it may have been given out before a restart.
             (None, Some(pool)) => {
                 let is_taken = is_taken(wanted, self.ipv4, self.gateway, hosts);
-                !is_taken && pool.bind(now, request.mac, wanted, self.lease)
+                !is_taken && pool.bind(now, client, wanted, self.lease)
             }
             (None, None) => false,
         };

@@ -238,7 +238,7 @@ impl Station {
         }
         let (source, destination) = (packet.src_addr(), packet.dst_addr());
         if let Some(request) = dhcp::Request::parse(&packet, own) {
-            return self.answer_dhcp(now, &request, path);
+            return self.answer_dhcp(now, &request, (path, asker));
         }
         // To whom no answer can go, and who pretends to be the station, gets none.
         if destination != own.address || !is_unicast(source) || source == own.address {
@@ -343,11 +343,16 @@ impl Station {
         self.send(answer);
     }
 
-    fn answer_dhcp(&mut self, now: Instant, request: &dhcp::Request, path: Path) -> Option<()> {
-        let answer = self
-            .dhcp
-            .as_mut()?
-            .answer(now, request, path.destination, &self.hosts);
+    fn answer_dhcp(
+        &mut self,
+        now: Instant,
+        request: &dhcp::Request,
+        (path, asker): (Path, &Asker),
+    ) -> Option<()> {
+        let answer =
+            self.dhcp
+                .as_mut()?
+                .answer(now, request, (path.destination, asker), &self.hosts);
         let counters = &mut self.counters;
         match answer.outcome {
             dhcp::Outcome::Offered => counters.dhcp_offers += 1,

@@ -20,6 +20,17 @@ const DECLINED_TIME: Duration = Duration::from_secs(600);
 /// What part of the pool can be declined at a time: a guest that declines everything must not take the pool from the others.
 const DECLINED_SHARE: usize = 4;
 
+/// What part of the pool one guest's port can have, with what was declined there: a guest that may use many MAC addresses must not take the pool from the others.
+const PORT_SHARE: usize = 2;
+
+/// Who wants an address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Client {
+    pub mac: MacAddress,
+    /// The guest's port; none for those behind an uplink.
+    pub port: Option<u16>,
+}
+
 /// An address of the pool that a guest has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Lease {
@@ -41,6 +52,8 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     mac: MacAddress,
+    /// Of which guest's port it came.
+    port: Option<u16>,
     state: State,
     /// Never, if there is none.
     until: Option<Instant>,
@@ -116,10 +129,14 @@ impl Pool {
     pub fn offer(
         &mut self,
         now: Instant,
-        mac: MacAddress,
+        client: Client,
         wanted: Option<Ipv4Addr>,
         is_taken: impl Fn(Ipv4Addr) -> bool,
     ) -> Option<Ipv4Addr> {
+        if self.has_its_share(now, client) {
+            return None;
+        }
+        let mac = client.mac;
         let has = self.by_mac.get(&mac).copied();
         let slot = has
             .filter(|slot| !is_taken(self.address(*slot)))
@@ -132,7 +149,7 @@ impl Pool {
             entry.mac == mac && entry.state == State::Bound && !entry.is_over(now)
         });
         if !is_lease {
-            self.put(slot, mac, State::Offered, now.checked_add(OFFER_TIME));
+            self.put(slot, client, State::Offered, now.checked_add(OFFER_TIME));
         }
         Some(self.address(slot))
     }
@@ -141,19 +158,31 @@ impl Pool {
     pub fn bind(
         &mut self,
         now: Instant,
-        mac: MacAddress,
+        client: Client,
         wanted: Ipv4Addr,
         lease: Duration,
     ) -> bool {
         let Some(slot) = self.slot(wanted) else {
             return false;
         };
-        if self.by_mac.get(&mac) != Some(&slot) && !self.is_free(slot, now) {
+        let is_anothers = self.by_mac.get(&client.mac) != Some(&slot) && !self.is_free(slot, now);
+        if is_anothers || self.has_its_share(now, client) {
             return false;
         }
         // A lease for ever is one that ends beyond the clock's range.
-        self.put(slot, mac, State::Bound, now.checked_add(lease));
+        self.put(slot, client, State::Bound, now.checked_add(lease));
         true
+    }
+
+    /// Whether a client that has no address may have none, as its port has as many as it may.
+    fn has_its_share(&self, now: Instant, client: Client) -> bool {
+        let own = self.by_mac.get(&client.mac);
+        if client.port.is_none() || own.is_some_and(|slot| !self.is_free(*slot, now)) {
+            return false;
+        }
+        let entries = self.slots.iter().flatten();
+        let of_port = entries.filter(|entry| entry.port == client.port && !entry.is_over(now));
+        of_port.count() >= self.slots.len().div_ceil(PORT_SHARE)
     }
 
     pub fn take_back_offer(&mut self, now: Instant, mac: MacAddress) {
@@ -177,6 +206,7 @@ impl Pool {
             return;
         }
         self.by_mac.remove(&mac);
+        let port = self.slots[slot].and_then(|before| before.port);
         while self
             .declined
             .first()
@@ -187,6 +217,7 @@ impl Pool {
         let has_room = self.declined.len() < self.slots.len() / DECLINED_SHARE;
         let declined = has_room.then_some(Entry {
             mac,
+            port,
             state: State::Declined,
             until: now.checked_add(DECLINED_TIME),
         });
@@ -227,7 +258,8 @@ impl Pool {
         }
     }
 
-    fn put(&mut self, slot: usize, mac: MacAddress, state: State, until: Option<Instant>) {
+    fn put(&mut self, slot: usize, client: Client, state: State, until: Option<Instant>) {
+        let Client { mac, port } = client;
         if self.slots[slot].is_some_and(|before| before.mac != mac) {
             self.clear(slot);
         }
@@ -235,7 +267,13 @@ impl Pool {
         if let Some(other) = self.by_mac.insert(mac, slot).filter(|other| *other != slot) {
             self.set(other, None);
         }
-        self.set(slot, Some(Entry { mac, state, until }));
+        let entry = Entry {
+            mac,
+            port,
+            state,
+            until,
+        };
+        self.set(slot, Some(entry));
     }
 
     /// Forgets whose a slot was.
@@ -297,6 +335,11 @@ mod tests {
 
     use super::*;
 
+    /// Behind an uplink.
+    fn client(mac: MacAddress) -> Client {
+        Client { mac, port: None }
+    }
+
     #[test]
     fn a_full_pool_is_not_searched_again_until_an_address_may_be_free() {
         let mut now = Instant::now();
@@ -310,12 +353,17 @@ mod tests {
                 searched.set(searched.get() + 1);
                 false
             };
-            let offered = pool.offer(now, mac(number), None, is_taken);
+            let offered = pool.offer(now, client(mac(number)), None, is_taken);
             (offered, searched.get())
         };
         for number in 1..=100 {
             let (offered, _) = offer(&mut pool, now, number);
-            assert!(pool.bind(now, mac(number), offered.unwrap(), Duration::from_secs(60)));
+            assert!(pool.bind(
+                now,
+                client(mac(number)),
+                offered.unwrap(),
+                Duration::from_secs(60)
+            ));
         }
         assert_eq!(offer(&mut pool, now, 101), (None, 0));
         assert_eq!(offer(&mut pool, now, 102), (None, 0));
@@ -334,7 +382,7 @@ mod tests {
         let mac = |number: u8| MacAddress([2, 0, 0, 0, 0, number]);
         let mut before = Pool::new(address(1)..=address(20));
         for number in 1..=8 {
-            assert!(before.bind(now, mac(number), address(number), OFFER_TIME));
+            assert!(before.bind(now, client(mac(number)), address(number), OFFER_TIME));
         }
         before.decline(now, mac(8), address(8));
         let mut pool = Pool::new(address(5)..=address(30));
@@ -343,12 +391,12 @@ mod tests {
         let leases = pool.leases(now);
         let given: Vec<_> = leases.iter().map(|lease| lease.address).collect();
         assert_eq!(given, [5, 6, 7].map(address));
-        assert!(!pool.bind(now, mac(9), address(5), OFFER_TIME));
-        assert!(!pool.bind(now, mac(8), address(8), OFFER_TIME));
-        assert!(pool.bind(now, mac(5), address(5), OFFER_TIME));
-        assert!(pool.bind(now, mac(9), address(9), OFFER_TIME));
+        assert!(!pool.bind(now, client(mac(9)), address(5), OFFER_TIME));
+        assert!(!pool.bind(now, client(mac(8)), address(8), OFFER_TIME));
+        assert!(pool.bind(now, client(mac(5)), address(5), OFFER_TIME));
+        assert!(pool.bind(now, client(mac(9)), address(9), OFFER_TIME));
         let later = now + OFFER_TIME;
-        assert!(pool.bind(later, mac(10), address(6), OFFER_TIME));
+        assert!(pool.bind(later, client(mac(10)), address(6), OFFER_TIME));
     }
 
     #[test]
@@ -362,19 +410,23 @@ mod tests {
             of_host != address(50)
         };
         let mac = |number: u8| MacAddress([2, 0, 0, 0, 0, number]);
-        assert_eq!(pool.offer(now, mac(1), None, is_host), Some(address(50)));
+        assert_eq!(
+            pool.offer(now, client(mac(1)), None, is_host),
+            Some(address(50))
+        );
         pool.release(now, mac(1), Some(address(50)));
         for number in 2..100 {
-            let offered = pool.offer(now, mac(number), None, is_host);
+            let offered = pool.offer(now, client(mac(number)), None, is_host);
             assert_eq!(offered, Some(address(50)));
             pool.release(now, mac(number), offered);
         }
         // Each address once, and that which is offered each time.
         assert!(searched.get() <= 100 + 98, "{}", searched.get());
         pool.hosts_have_changed();
-        assert!(pool.offer(now, mac(2), None, |_| false).is_some());
+        assert!(pool.offer(now, client(mac(2)), None, |_| false).is_some());
         assert!(
-            pool.offer(now, mac(3), None, |_| false) != pool.offer(now, mac(4), None, |_| false)
+            pool.offer(now, client(mac(3)), None, |_| false)
+                != pool.offer(now, client(mac(4)), None, |_| false)
         );
     }
 }

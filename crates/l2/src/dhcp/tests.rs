@@ -20,6 +20,8 @@ struct Setup {
     server: Server,
     hosts: Hosts,
     now: Instant,
+    /// The port by which all messages come; without one each host has its own.
+    port: Option<Asker>,
 }
 
 /// What a client says, and its card.
@@ -47,6 +49,7 @@ impl Setup {
             server: Server::new(&config, config.ipv4.unwrap()),
             hosts: Hosts::new(vec![host(2)], &config).unwrap(),
             now: Instant::now(),
+            port: None,
         }
     }
 
@@ -58,7 +61,12 @@ impl Setup {
         let mac = client.mac;
         let bytes = client.bytes();
         let request = parse(Ipv4Addr::BROADCAST, &bytes).expect("a message of DHCP");
-        let answer = self.server.answer(self.now, &request, mac, &self.hosts);
+        let asker = self
+            .port
+            .unwrap_or_else(|| Asker::with_mac(mac, &self.hosts));
+        let answer = self
+            .server
+            .answer(self.now, &request, (mac, &asker), &self.hosts);
         (
             answer.outcome,
             answer.message.map(|(to, bytes)| Reply::read(to, bytes)),
@@ -338,12 +346,13 @@ fn who_is_not_served_hears_nothing_at_all() {
         assert!(outcome == Outcome::Ignored && reply.is_none());
     }
     // Who says that it is another, and who comes through a relay.
+    let asker = Asker::with_mac(guest_mac(2), &setup.hosts);
     let bytes = Client::new(2, DISCOVER).bytes();
     let request = parse(Ipv4Addr::BROADCAST, &bytes).unwrap();
     assert_eq!(
         setup
             .server
-            .answer(setup.now, &request, guest_mac(3), &setup.hosts)
+            .answer(setup.now, &request, (guest_mac(3), &asker), &setup.hosts)
             .outcome,
         Outcome::Ignored
     );
@@ -353,7 +362,7 @@ fn who_is_not_served_hears_nothing_at_all() {
     assert_eq!(
         setup
             .server
-            .answer(setup.now, &request, guest_mac(2), &setup.hosts)
+            .answer(setup.now, &request, (guest_mac(2), &asker), &setup.hosts)
             .outcome,
         Outcome::Ignored
     );
@@ -547,4 +556,33 @@ fn an_offer_that_is_not_taken_is_for_others_again() {
     assert_eq!(setup.ask(Client::new(10, DISCOVER)).0, Outcome::Offered);
     setup.now += Duration::from_secs(30);
     assert_eq!(setup.serve(11), Some(FIRST), "the offer was too old");
+}
+
+/// A guest whose port learns may use any number of MAC addresses.
+#[test]
+fn a_port_with_many_mac_addresses_leaves_half_of_the_pool_to_others() {
+    let mut setup = Setup::with_pool();
+    let port_of = |number| Asker {
+        port: number,
+        guest: Some(guest_mac(2)),
+        isolated: false,
+    };
+    setup.port = Some(port_of(1));
+    let taken: Vec<_> = (10..200).filter_map(|number| setup.serve(number)).collect();
+    assert_eq!(taken.len(), 2);
+    // An address that was not offered is no other way to more of them, nor is one that is declined.
+    for address in (FIRST.to_bits()..=LAST.to_bits()).map(Ipv4Addr::from_bits) {
+        let (outcome, _) = setup.ask(Client::new(200, REQUEST).wants(address));
+        assert_eq!(outcome, Outcome::Refused);
+    }
+    let declines = Client::new(10, DECLINE).wants(taken[0]).chooses(OWN);
+    assert_eq!(setup.ask(declines).0, Outcome::Declined);
+    assert_eq!(setup.serve(10), None);
+    assert_eq!(setup.serve(11), Some(taken[1]), "what it has stays its own");
+    setup.port = Some(port_of(3));
+    assert!(setup.serve(20).is_some() && setup.serve(21).is_some());
+    // What has run out does not count.
+    setup.port = Some(port_of(1));
+    setup.now += Duration::from_secs(1 << 30);
+    assert!(setup.serve(30).is_some() && setup.serve(31).is_some());
 }
