@@ -1,8 +1,8 @@
 //! A TCP port of the guest that leads to a port of the host: `ringdown-agent forward`.
 //!
 //! Programs that know nothing of vsock reach a service of the host so, an egress service above all: curl, git, pip and apt take a proxy at
-//! 127.0.0.1. Each connection has a thread, of which there are at most [`MAX_CONNECTIONS`]; who comes when all are taken
-//! waits in the listener's backlog.
+//! 127.0.0.1. Each connection has a thread. At most [`MAX_CONNECTIONS`] are carried, of which a user of the guest, or an address of another machine, has as many as it leaves to others;
+//! who has no place waits for one.
 //!
 //! The end of either direction is passed on and the other goes on, so a reply after a half-close arrives. A connection that fails on one side
 //! is reset on the other, as far as the system knows resets there.
@@ -10,18 +10,22 @@
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
+
+use sys::tcp_callers::{Caller, Places};
 
 use crate::host_socket;
 use crate::pump::{carry, end_on_close, reset_on_close};
 
 /// The most connections at a time. Each has a thread and two buffers of [`crate::pump::BUFFER_LEN`] bytes.
 pub const MAX_CONNECTIONS: usize = 256;
+
+/// The most that wait for a place; one caller may have half of them. Further ones are reset.
+const MAX_WAITING: usize = 256;
 
 /// The stack of a connection's thread, in bytes.
 const STACK_SIZE: usize = 128 * 1024;
@@ -99,30 +103,37 @@ fn serve(
     listener: &TcpListener,
     dial: impl Fn() -> io::Result<OwnedFd> + Send + Sync + 'static,
 ) -> io::Result<Infallible> {
-    let shared = Arc::new((dial, Places::default(), AtomicUsize::new(0)));
+    let shared = Arc::new(Shared {
+        dial,
+        places: Places::new(MAX_CONNECTIONS),
+        failures: AtomicUsize::new(0),
+    });
+    let waiting = Places::new(MAX_WAITING);
     loop {
-        shared.1.take();
-        let client = loop {
-            match listener.accept() {
-                Ok((client, _)) => break client,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    // Who went away while it waited, or no descriptors: neither ends the forwarding.
-                    eprintln!("ringdown-agent: cannot accept a connection: {error}");
-                    std::thread::sleep(ACCEPT_BACKOFF);
-                }
+        let (client, caller) = match accept(listener) {
+            Ok(accepted) => accepted,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => {
+                // Who went away while it waited, or no descriptors: neither ends the forwarding.
+                eprintln!("ringdown-agent: cannot accept a connection: {error}");
+                std::thread::sleep(ACCEPT_BACKOFF);
+                continue;
             }
         };
-        let own = Arc::clone(&shared);
+        let Some(waits) = waiting.try_take(caller) else {
+            shared.failed(&format!(
+                "{} of one caller's connections wait already",
+                MAX_WAITING / 2
+            ));
+            continue;
+        };
+        let shared = Arc::clone(&shared);
         let forward = move || {
-            let (dial, places, failures) = &*own;
-            if let Err(error) = connect(client, dial) {
-                let count = failures.fetch_add(1, Ordering::Relaxed);
-                if count < REPORTED || count % REPORTED == 0 {
-                    eprintln!("ringdown-agent: a connection ended early: {error}");
-                }
+            let _place = shared.places.take(caller);
+            drop(waits);
+            if let Err(error) = connect(client, &shared.dial) {
+                shared.failed(&error);
             }
-            places.give_back();
         };
         let thread = std::thread::Builder::new()
             .name("forward".into())
@@ -130,42 +141,42 @@ fn serve(
             .spawn(forward);
         if let Err(error) = thread {
             eprintln!("ringdown-agent: cannot start a thread: {error}");
-            shared.1.give_back();
         }
     }
 }
 
-fn connect(client: TcpStream, dial: &impl Fn() -> io::Result<OwnedFd>) -> io::Result<()> {
+/// What connections have together.
+struct Shared<D> {
+    dial: D,
+    places: Arc<Places>,
+    failures: AtomicUsize,
+}
+
+impl<D> Shared<D> {
+    fn failed(&self, why: &dyn fmt::Display) {
+        let count = self.failures.fetch_add(1, Ordering::Relaxed);
+        if count < REPORTED || count % REPORTED == 0 {
+            eprintln!("ringdown-agent: a connection ended early: {why}");
+        }
+    }
+}
+
+/// A connection, and who has made it.
+fn accept(listener: &TcpListener) -> io::Result<(OwnedFd, Caller)> {
+    let (client, peer) = listener.accept()?;
+    let caller = Caller::of(client.local_addr()?, peer);
     // Each direction is written as soon as there is something; Nagle's wait would only add to the line's.
     let _ = client.set_nodelay(true);
     let client = OwnedFd::from(client);
-    rustix::io::ioctl_fionbio(&client, true)?;
     reset_on_close(&client);
+    Ok((client, caller))
+}
+
+fn connect(client: OwnedFd, dial: &impl Fn() -> io::Result<OwnedFd>) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(&client, true)?;
     dial().and_then(|host| carry(&client, &host))?;
     end_on_close(&client);
     Ok(())
-}
-
-/// Places for connections.
-#[derive(Debug, Default)]
-struct Places {
-    taken: Mutex<usize>,
-    freed: Condvar,
-}
-
-impl Places {
-    /// Waits for a place.
-    fn take(&self) {
-        let taken = sys::lock(&self.taken);
-        let is_full = |taken: &mut usize| *taken >= MAX_CONNECTIONS;
-        let waited = self.freed.wait_while(taken, is_full);
-        *waited.unwrap_or_else(PoisonError::into_inner) += 1;
-    }
-
-    fn give_back(&self) {
-        *sys::lock(&self.taken) -= 1;
-        self.freed.notify_one();
-    }
 }
 
 #[cfg(test)]

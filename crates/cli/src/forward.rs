@@ -50,6 +50,8 @@ type Messages = mpsc::Sender<String>;
 struct Shared<G> {
     guest: G,
     places: Arc<Semaphore>,
+    /// Those of them that other users of this host and other hosts may have: half.
+    of_others: Arc<Semaphore>,
     sender: Messages,
 }
 
@@ -84,6 +86,7 @@ pub async fn run<G: Guest>(guest: G, places: Places, sender: Messages) -> io::Re
     let shared = Arc::new(Shared {
         guest,
         places: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+        of_others: Arc::new(Semaphore::new(MAX_CONNECTIONS / 2)),
         sender,
     });
     let mut tasks = tokio::task::JoinSet::new();
@@ -173,13 +176,24 @@ async fn serve_host<G: Guest>(shared: Arc<Shared<G>>, listener: Listener, to: Pl
         };
         match listener.accept().await {
             Ok(program) => {
+                let of_others = match program.is_of_this_user() {
+                    true => None,
+                    false => match Arc::clone(&shared.of_others).try_acquire_owned() {
+                        Ok(place) => Some(place),
+                        Err(_) => {
+                            let words = "a connection was refused: other users and hosts have half of all places";
+                            shared.report(words.to_owned()).await;
+                            continue;
+                        }
+                    },
+                };
                 let shared = Arc::clone(&shared);
                 let request = Message::Dial(to.clone());
                 tokio::spawn(async move {
                     if let Err(words) = shared.carry(program, request).await {
                         shared.report(words).await;
                     }
-                    drop(place);
+                    drop((place, of_others));
                 });
             }
             Err(error) => {

@@ -21,6 +21,7 @@ pub mod peer;
 pub mod socket_file;
 pub mod sockets;
 pub mod supervise;
+pub mod tcp_callers;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

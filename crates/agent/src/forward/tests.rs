@@ -1,5 +1,5 @@
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -117,20 +117,49 @@ fn who_is_refused_is_reset() {
 }
 
 #[test]
-fn who_comes_when_all_places_are_taken_waits_for_one() {
+fn a_caller_with_all_its_places_waits_for_one_and_no_other_does() {
     let (address, ends) = forwarder();
-    let mut open: Vec<(TcpStream, UnixStream)> = (0..MAX_CONNECTIONS)
-        .map(|_| {
-            let client = TcpStream::connect(address).unwrap();
-            (client, ends.recv().unwrap())
-        })
+    let connect = || TcpStream::connect(address).unwrap();
+    let mut open: Vec<(TcpStream, UnixStream)> = (0..MAX_CONNECTIONS / 2)
+        .map(|_| (connect(), ends.recv().unwrap()))
         .collect();
-    let mut late = TcpStream::connect(address).unwrap();
+    let mut late = connect();
     late.write_all(b"x").unwrap();
+    if rustix::process::geteuid().is_root() {
+        let other = thread::spawn(move || {
+            let user = rustix::process::Uid::from_raw(4242);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            TcpStream::connect(address).unwrap()
+        });
+        let mut other = other.join().unwrap();
+        other.write_all(b"y").unwrap();
+        let mut host = ends.recv().unwrap();
+        let mut byte = [0];
+        host.read_exact(&mut byte).unwrap();
+        assert_eq!(&byte, b"y");
+        drop(other);
+        assert_eq!(host.read(&mut byte).unwrap(), 0);
+    }
     assert!(ends.try_recv().is_err());
     open.pop();
     let mut host = ends.recv().unwrap();
     let mut byte = [0];
     host.read_exact(&mut byte).unwrap();
     assert_eq!(&byte, b"x");
+}
+
+#[test]
+fn who_waits_beyond_its_share_is_reset() {
+    let (address, ends) = forwarder();
+    let connect = || TcpStream::connect(address).unwrap();
+    let _open: Vec<_> = (0..MAX_CONNECTIONS / 2)
+        .map(|_| (connect(), ends.recv().unwrap()))
+        .collect();
+    let mut waiting: Vec<_> = (0..MAX_WAITING / 2).map(|_| connect()).collect();
+    let error = connect().read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    let mut first = waiting.remove(0);
+    first.set_nonblocking(true).unwrap();
+    let error = first.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
 }

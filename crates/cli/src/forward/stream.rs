@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use sys::tcp_callers::Caller;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::time::{Instant, timeout_at};
@@ -32,6 +33,19 @@ impl LocalStream {
         // Until all has passed its close is a reset, also when this process is killed: the program is not to take what it got for all there was.
         let _ = rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         LocalStream::Tcp(stream)
+    }
+
+    /// Whether a program of this process's user, or of root, has connected.
+    pub(super) fn is_of_this_user(&self) -> bool {
+        let LocalStream::Tcp(stream) = self else {
+            // The file is this user's alone.
+            return true;
+        };
+        let (Ok(own), Ok(peer)) = (stream.local_addr(), stream.peer_addr()) else {
+            return false;
+        };
+        let user = rustix::process::geteuid().as_raw();
+        [Caller::User(user), Caller::User(0)].contains(&Caller::of(own, peer))
     }
 
     pub(super) async fn connect(to: &Place) -> io::Result<LocalStream> {

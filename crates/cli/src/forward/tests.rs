@@ -1,7 +1,7 @@
 //! Programs on both sides of a real agent's session; only the daemon's host socket is the test's.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Mutex;
 use std::thread;
@@ -92,10 +92,12 @@ fn program(path: &str) {
     thread::spawn(move || {
         for connection in listener.incoming() {
             let mut connection = connection.unwrap();
-            let mut bytes = Vec::new();
-            connection.read_to_end(&mut bytes).unwrap();
-            bytes.reverse();
-            connection.write_all(&bytes).unwrap();
+            thread::spawn(move || {
+                let mut bytes = Vec::new();
+                connection.read_to_end(&mut bytes).unwrap();
+                bytes.reverse();
+                connection.write_all(&bytes).unwrap();
+            });
         }
     });
 }
@@ -153,6 +155,36 @@ fn over_tcp_a_port_can_be_chosen_and_a_program_that_is_not_there_is_a_reset() {
 }
 
 /// The source is a program behind the agent; the agent, its VM or the daemon is gone in the middle.
+#[test]
+fn another_user_of_the_host_leaves_half_of_the_places() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not tried: this user cannot become others");
+        return;
+    }
+    let scene = Scene::new();
+    program(&scene.path("guest"));
+    let there = scene.path("guest");
+    let forwards = Forward::parse(Direction::ToGuest, &format!("127.0.0.1:0:{there}"));
+    let mut messages = forward(&scene, vec![forwards.unwrap()]);
+    let address = words(&mut messages).split(' ').nth(1).unwrap().to_owned();
+    let own = address.clone();
+    let other = thread::spawn(move || {
+        let user = rustix::process::Uid::from_raw(4242);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        let connect = |_| TcpStream::connect(&address).unwrap();
+        (0..MAX_CONNECTIONS).map(connect).collect::<Vec<_>>()
+    });
+    let mut held = other.join().unwrap();
+    assert!(words(&mut messages).contains("other users"));
+    thread::spawn(move || while messages.blocking_recv().is_some() {});
+    // Those beyond its places are reset.
+    let last = held.last_mut().unwrap().read(&mut [0]);
+    assert_eq!(last.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    let connection = TcpStream::connect(own).unwrap();
+    let end = connection.try_clone().unwrap();
+    ask(connection, || end.shutdown(Shutdown::Write).unwrap());
+}
+
 #[test]
 fn a_connection_that_is_cut_has_no_end() {
     let scene = Scene::new();
@@ -253,6 +285,7 @@ async fn callers_without_end_have_a_place_before_they_cost_anything() {
     let shared = Arc::new(Shared {
         guest: Gone,
         places: Arc::new(Semaphore::new(1)),
+        of_others: Arc::new(Semaphore::new(0)),
         sender,
     });
     let (near, mut agent) = tokio::net::UnixStream::pair().unwrap();
