@@ -212,11 +212,15 @@ impl Refusals {
         found
     }
 
-    /// Forgets the oldest of whoever has most.
+    /// Forgets the oldest of whoever has most: among callers of the host, who may be many users, if they have more than VMs have, and else among VMs.
     fn forget_one(&mut self) {
-        let most = self
-            .by_caller
-            .iter()
+        let callers = self.by_caller.iter();
+        let of_host = callers.filter(|(caller, _)| is_of_host(caller));
+        let count_of_host: usize = of_host.map(|(_, of_caller)| of_caller.len()).sum();
+        let is_hosts = count_of_host > self.len / 2;
+        let callers = self.by_caller.iter();
+        let most = callers
+            .filter(|(caller, _)| is_of_host(caller) == is_hosts)
             .max_by_key(|(_, of_caller)| of_caller.len());
         let Some(caller) = most.map(|(caller, _)| caller.clone()) else {
             return;

@@ -459,6 +459,30 @@ fn refusals_are_remembered_once_with_their_number() {
 }
 
 #[test]
+fn callers_of_the_host_cannot_push_out_what_is_known_of_vms() {
+    let events = events();
+    refuse(&events, "web", "db", 1, "denied");
+    refuse(&events, "published:127.0.0.1:80", "web", 80, "denied");
+    // Published ports to which many places lead.
+    for number in 0..8 {
+        let caller = format!("published:10.0.0.{number}:80");
+        for port in 0..2 * MAX_REFUSALS_OF_ONE as u32 {
+            refuse(&events, &caller, "web", port, "denied");
+        }
+    }
+    let port = of("published:127.0.0.1:80", "web", 80);
+    assert_eq!(events.refusals(port).len(), 1);
+    // A user with its subordinate ones.
+    for user in 0..2 * MAX_REFUSALS {
+        refuse(&events, &format!("user:{user}"), "web", 1, "denied");
+    }
+    assert_eq!(events.refusals(of("web", "db", 1)).len(), 1);
+    refuse(&events, "zoo", "db", 1, "denied");
+    refuse(&events, "user:1000000", "web", 1, "denied");
+    assert_eq!(events.refusals(of("zoo", "db", 1)).len(), 1);
+}
+
+#[test]
 fn one_caller_cannot_push_out_what_is_known_of_others() {
     let events = events();
     refuse(&events, "dev", "db", 1, "denied");
