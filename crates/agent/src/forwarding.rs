@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
+use sys::tcp_callers::{Place as CallersPlace, Places};
 use wire::agent::forward::{Key, MAX_CONNECTIONS, Message, Place};
 use wire::agent::{Decoder, ErrorKind, ErrorReport, Frame, OPERATION_CHANNEL};
 
@@ -25,11 +26,26 @@ pub(crate) use listeners::Listeners;
 /// How long the host may take to read a word.
 const SAY_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The most callers of places in the guest, of those that wait and of those that are carried: half of all connections. A user of the guest has as many of them as it leaves to others. The other half
+/// is for what the host connects to.
+const MAX_CALLERS: usize = MAX_CONNECTIONS / 2;
+
 /// What all forwarding of an agent has together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Forwarding {
     connections: Arc<AtomicUsize>,
     listeners: Listeners,
+    callers: Arc<Places>,
+}
+
+impl Default for Forwarding {
+    fn default() -> Forwarding {
+        Forwarding {
+            connections: Arc::default(),
+            listeners: Listeners::default(),
+            callers: Places::new(MAX_CALLERS),
+        }
+    }
 }
 
 /// Do what the host asks for, and carry bytes until both directions have ended. `place` is given back as soon as the connection has one of
@@ -49,16 +65,17 @@ pub(crate) fn run(
             refusal(ErrorKind::Busy, message)
         })
     };
-    let (program, _connection) = match request {
+    let (program, _connection, _caller) = match request {
         Message::Dial(to) => {
             let share = connection()?;
             drop(place);
-            (dial(&to, host)?, share)
+            (dial(&to, host)?, share, None)
         }
         Message::Take { key, number } => {
             let share = connection()?;
             drop(place);
-            (take(&forwarding.listeners, &key, number)?, share)
+            let (program, caller) = take(&forwarding.listeners, &key, number)?;
+            (program, share, Some(caller))
         }
         Message::Listen(at) => return listeners::listen(host, decoder, forwarding, &at),
         other => {
@@ -80,7 +97,7 @@ fn dial(to: &Place, host: &OwnedFd) -> Result<OwnedFd, Stop> {
     })
 }
 
-fn take(listeners: &Listeners, key: &Key, number: u32) -> Result<OwnedFd, Stop> {
+fn take(listeners: &Listeners, key: &Key, number: u32) -> Result<(OwnedFd, CallersPlace), Stop> {
     listeners.take(key, number).ok_or_else(|| {
         let message = "this caller has closed its connection";
         refusal(ErrorKind::Unreachable, message)

@@ -1,7 +1,8 @@
 //! Places where the agent listens for programs of the guest, and those who wait there for a connection to the host.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -9,10 +10,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::rand::{GetRandomFlags, getrandom};
+use sys::tcp_callers;
 use wire::agent::forward::{Key, MAX_WAITING, Message, Place};
 use wire::agent::{Decoder, ErrorKind, Frame};
 
-use super::place;
+use super::{CallersPlace, place};
 use super::{Forwarding, refusal, say};
 use crate::pump::reset_on_close;
 use crate::stop::Stop;
@@ -34,16 +36,19 @@ pub(crate) struct Listeners {
 struct Caller {
     number: u32,
     socket: OwnedFd,
+    /// Among those of its user.
+    place: CallersPlace,
     deadline: Instant,
 }
 
 impl Listeners {
     /// A caller, who does not wait any more then.
-    pub(super) fn take(&self, key: &Key, number: u32) -> Option<OwnedFd> {
+    pub(super) fn take(&self, key: &Key, number: u32) -> Option<(OwnedFd, CallersPlace)> {
         let mut waiting = sys::lock(&self.waiting);
         let callers = waiting.get_mut(key)?;
         let index = callers.iter().position(|caller| caller.number == number)?;
-        callers.remove(index).map(|caller| caller.socket)
+        let caller = callers.remove(index)?;
+        Some((caller.socket, caller.place))
     }
 
     /// Let a caller wait. One too many is reset.
@@ -152,10 +157,14 @@ pub(super) fn listen(
         match accept_with(&listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => {
                 reset_on_close(&socket);
+                let Some(place) = forwarding.callers.try_take(caller_of(&socket)) else {
+                    continue;
+                };
                 let deadline = Instant::now() + PATIENCE;
                 let caller = Caller {
                     number,
                     socket,
+                    place,
                     deadline,
                 };
                 if listeners.add(&key, caller) {
@@ -171,4 +180,18 @@ pub(super) fn listen(
             }
         }
     }
+}
+
+fn caller_of(socket: &OwnedFd) -> tcp_callers::Caller {
+    let of_tcp = || {
+        let stream = TcpStream::from(socket.try_clone()?);
+        let ends = (stream.local_addr()?, stream.peer_addr()?);
+        Ok::<_, std::io::Error>(tcp_callers::Caller::of(ends.0, ends.1))
+    };
+    let of_unix = || sys::peer::user(socket.as_fd()).map(tcp_callers::Caller::User);
+    let caller = of_tcp().or_else(|_| of_unix());
+    // One that has gone, or of which the system says nothing.
+    caller.unwrap_or(tcp_callers::Caller::Address(
+        std::net::Ipv4Addr::UNSPECIFIED.into(),
+    ))
 }

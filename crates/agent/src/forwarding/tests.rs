@@ -221,6 +221,46 @@ fn a_caller_in_the_guest_is_taken_once_or_left() {
     }
 }
 
+#[test]
+fn a_user_of_the_guest_who_calls_leaves_places_to_others_and_half_to_the_host() {
+    let options = Options::new();
+    let mut host = Host::ask(&options, Message::Listen(loopback(0)));
+    let Ok(Message::Listening { place, key }) = host.answer() else {
+        panic!("it does not listen");
+    };
+    let Place::Tcp { port, .. } = place else {
+        panic!("{place:?}");
+    };
+    let call = move || TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..MAX_CALLERS / 2 {
+        let caller = call();
+        let Ok(Message::Caller { number }) = host.answer() else {
+            panic!("it is not told of");
+        };
+        let mut taken = Host::ask(&options, Message::Take { key, number });
+        assert_eq!(taken.answer(), Ok(Message::Connected));
+        held.push((caller, taken));
+    }
+    let error = call().read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    if rustix::process::geteuid().is_root() {
+        let other = thread::spawn(move || {
+            let user = rustix::process::Uid::from_raw(4242);
+            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+            call()
+        });
+        let _other = other.join().unwrap();
+        assert!(matches!(host.answer(), Ok(Message::Caller { .. })));
+    }
+    held.pop();
+    // A place comes back when the agent has seen the end.
+    let own = sys::tcp_callers::Caller::User(rustix::process::geteuid().as_raw());
+    while options.forwarding.callers.try_take(own).is_none() {
+        thread::yield_now();
+    }
+}
+
 /// A connection of the host ends without a word, or inside a frame, or breaks the protocol: the program's is reset. So is the host's when the
 /// program's is.
 #[test]
