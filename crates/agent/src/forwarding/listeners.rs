@@ -156,18 +156,7 @@ pub(super) fn listen(
         }
         match accept_with(&listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => {
-                reset_on_close(&socket);
-                let Some(place) = forwarding.callers.try_take(caller_of(&socket)) else {
-                    continue;
-                };
-                let deadline = Instant::now() + PATIENCE;
-                let caller = Caller {
-                    number,
-                    socket,
-                    place,
-                    deadline,
-                };
-                if listeners.add(&key, caller) {
+                if let_wait(forwarding, &key, number, socket) {
                     say(host, Message::Caller { number })?;
                 }
                 number = number.wrapping_add(1);
@@ -180,6 +169,22 @@ pub(super) fn listen(
             }
         }
     }
+}
+
+/// Lets a caller wait. One too many is reset.
+fn let_wait(forwarding: &Forwarding, key: &Key, number: u32, socket: OwnedFd) -> bool {
+    reset_on_close(&socket);
+    let Some(place) = forwarding.callers.try_take(caller_of(&socket)) else {
+        return false;
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let caller = Caller {
+        number,
+        socket,
+        place,
+        deadline,
+    };
+    forwarding.listeners.add(key, caller)
 }
 
 fn caller_of(socket: &OwnedFd) -> tcp_callers::Caller {
