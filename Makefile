@@ -109,7 +109,7 @@ interleavings:
 	@RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$(TARGET_DIR)/loom LOOM_MAX_PREEMPTIONS=$(or $(PREEMPTIONS),4) \
 		$(CARGO) test --quiet --release --package ringdown-guestmem --package ringdown-shmring --lib interleavings
 
-crashes: setup ## have LIVES (3000) daemons end at any point, under guests with streams between them, three ways, and in a network, in some eight minutes
+crashes: setup ## have LIVES (3000) daemons end at any point, under guests with streams between them, three ways, and in a network, and before calls of the system (strace)
 	@RINGDOWN_CRASH_LIVES=$(or $(LIVES),3000) $(CARGO) test --package ringdown-device --test vmm deaths -- --nocapture --test-threads 2
 
 sim: setup ## simulate the switch, and the serial link, for ten minutes each (SIM_SECONDS=60 for one); a failing seed is printed

@@ -7,12 +7,12 @@ mod scene;
 mod station;
 
 use std::collections::BTreeMap;
-use std::env;
 use std::os::unix::process::{ExitStatusExt, parent_id};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{env, fs};
 
 use device::{Fabric, LineConfig};
 use guestmem::crash::Point;
@@ -33,6 +33,25 @@ const LIVES: &str = "RINGDOWN_CRASH_LIVES";
 
 /// How many of them end under the same guests.
 const LIVES_OF_A_SCENE: u64 = 30;
+
+/// Calls of the system before which strace(1) kills daemons: what others see of them goes through these.
+const CALLS: [&str; 15] = [
+    "bind",
+    "chmod",
+    "close",
+    "connect",
+    "epoll_ctl",
+    "epoll_pwait",
+    "fcntl",
+    "getppid",
+    "listen",
+    "mmap",
+    "openat",
+    "recvmsg",
+    "sendmsg",
+    "unlinkat",
+    "write",
+];
 
 /// Points that a daemon with split rings does not come to.
 const PACKED: [Point; 2] = [Point::PackedDescriptor, Point::PackedEvent];
@@ -65,10 +84,20 @@ impl Dice {
     }
 }
 
-/// Where a daemon ends: at a point or at any, after how many times it was there, and after how many more points.
+/// Where a daemon has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    Point(Point),
+    /// Before this call of the system.
+    Call(&'static str),
+}
+
+/// Where a daemon ends: at a point or at any, after how many times it was there, and after how many more points; or before a call of the
+/// system, after how many of these.
 #[derive(Debug, Clone, Copy)]
 struct Death {
     at: Option<Point>,
+    call: Option<&'static str>,
     after: u64,
     then: u64,
 }
@@ -76,9 +105,20 @@ struct Death {
 impl Death {
     const NEVER: Death = Death {
         at: None,
+        call: None,
         after: u64::MAX,
         then: 0,
     };
+
+    fn before_a_call(dice: &mut Dice) -> Death {
+        // Few are made in so short a life.
+        let exponent = dice.below(4);
+        Death {
+            call: Some(CALLS[dice.below(CALLS.len())]),
+            after: dice.below(1 << exponent) as u64,
+            ..Death::NEVER
+        }
+    }
 
     fn new(dice: &mut Dice, at: Option<Point>) -> Death {
         let exponent = match at {
@@ -91,7 +131,12 @@ impl Death {
             Some(_) if dice.one_in(2) => dice.below(100) as u64,
             _ => 0,
         };
-        Death { at, after, then }
+        Death {
+            at,
+            call: None,
+            after,
+            then,
+        }
     }
 }
 
@@ -154,37 +199,59 @@ fn daemon() {
     }
 }
 
-/// A daemon that runs.
-struct Daemon(Child);
+/// A daemon that runs, maybe under strace.
+struct Daemon {
+    child: Child,
+    call: Option<&'static str>,
+}
 
 impl Daemon {
     /// Starts the daemon that is the test of this name.
     fn spawn(test: &str, directory: &Path, guests: u32, death: Death) -> Daemon {
-        let Death { at, after, then } = death;
+        let Death {
+            at,
+            call,
+            after,
+            then,
+        } = death;
+        let program = env::current_exe().unwrap();
+        let mut command = match call {
+            None => Command::new(program),
+            Some(call) => traced(&program, call, after),
+        };
+        let after = if call.is_some() { u64::MAX } else { after };
         let at = at.map_or("any".to_owned(), |at| (at as u8).to_string());
         let words = format!("{}\n{guests}\n{at}\n{after}\n{then}", directory.display());
         let test = format!("keeper::deaths::{test}");
-        let mut command = Command::new(env::current_exe().unwrap());
         command
             .args(["--exact", &test, "--ignored", "--nocapture"])
             .env(WORDS, words)
             .stdout(Stdio::null());
-        Daemon(command.spawn().unwrap())
+        let child = command.spawn().unwrap();
+        Daemon { child, call }
     }
 
     /// Where it has ended, if it has.
-    fn ended(&mut self) -> Option<Point> {
-        let status = self.0.try_wait().unwrap()?;
+    fn ended(&mut self) -> Option<End> {
+        let status = self.child.try_wait().unwrap()?;
+        // strace ends as its program does.
+        if let Some(call) = self.call.filter(|_| status.signal() == Some(9)) {
+            return Some(End::Call(call));
+        }
         let code = status.code().unwrap_or_default() - FIRST_STATUS;
         let point = usize::try_from(code)
             .ok()
             .and_then(|code| Point::ALL.get(code));
-        Some(*point.unwrap_or_else(|| panic!("the daemon ended by itself: {status}")))
+        let point = *point.unwrap_or_else(|| panic!("the daemon ended by itself: {status}"));
+        Some(End::Point(point))
     }
 
     fn kill(mut self) {
-        self.0.kill().unwrap();
-        let status = self.0.wait().unwrap();
+        match self.call {
+            None => self.child.kill().unwrap(),
+            Some(_) => kill_children(self.child.id()),
+        }
+        let status = self.child.wait().unwrap();
         let point = status
             .code()
             .and_then(|code| Point::ALL.get((code - FIRST_STATUS) as usize));
@@ -192,10 +259,35 @@ impl Daemon {
     }
 }
 
+/// This program, killed before so many calls and one more.
+fn traced(program: &Path, call: &str, after: u64) -> Command {
+    let [trace, inject] = [
+        format!("trace={call}"),
+        format!("inject={call}:signal=KILL:when={}", after + 1),
+    ];
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--", "strace"])
+        .args(["-f", "-qqq", "--seccomp-bpf", "-o", "/dev/null"])
+        .args(["-e", &trace, "-e", &inject, "--"])
+        .arg(program);
+    command
+}
+
+/// What strace runs; it ends by itself then.
+fn kill_children(pid: u32) {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    for child in children.unwrap_or_default().split_whitespace() {
+        let child = rustix::process::Pid::from_raw(child.parse().unwrap());
+        // It may have ended.
+        let _ = rustix::process::kill_process(child.unwrap(), rustix::process::Signal::KILL);
+    }
+}
+
 /// Has daemons end, so many in the short form. `play` has those of a scene end, and returns where they did, and how much it has seen.
-fn run(name: &str, short: u64, elsewhere: &[Point], play: impl Fn(u64) -> (Vec<Point>, [u64; 2])) {
+fn run(name: &str, short: u64, elsewhere: &[Point], play: impl Fn(u64) -> (Vec<End>, [u64; 2])) {
     let lives = env::var(LIVES).map_or(short, |lives| lives.parse().unwrap());
-    let mut deaths = BTreeMap::<Point, u64>::new();
+    let mut deaths = BTreeMap::<End, u64>::new();
     let mut seen = [0; 2];
     for seed in 1..=lives.div_ceil(LIVES_OF_A_SCENE) {
         let (points, more) = play(seed);
@@ -208,8 +300,9 @@ fn run(name: &str, short: u64, elsewhere: &[Point], play: impl Fn(u64) -> (Vec<P
     eprintln!("{name}: {seen:?} seen; {lives} daemons, of which {count} ended at {deaths:?}");
     assert!(count > lives / 3, "{deaths:?}");
     if lives >= 3000 {
-        let is_missing = |point: &&Point| !elsewhere.contains(point) && !deaths.contains_key(point);
-        let missing: Vec<_> = Point::ALL.iter().filter(is_missing).collect();
+        let is_missing =
+            |at: &Point| !elsewhere.contains(at) && !deaths.contains_key(&End::Point(*at));
+        let missing: Vec<_> = Point::ALL.iter().copied().filter(is_missing).collect();
         assert!(missing.is_empty(), "no daemon ended at {missing:?}");
     }
 }
@@ -238,6 +331,18 @@ fn no_circuit_is_left_half_wherever_daemons_end() {
 #[test]
 fn what_had_to_be_stored_costs_its_circuits_alone_wherever_daemons_end() {
     run_scenes(Kind::Full, 100, &PACKED);
+}
+
+#[test]
+fn no_circuit_is_left_half_whatever_call_is_a_daemons_last() {
+    let traced = Command::new("strace")
+        .args(["-qqq", "-o", "/dev/null", "true"])
+        .status();
+    if !traced.is_ok_and(|status| status.success()) {
+        eprintln!("not tried: strace is not there, or may not trace");
+        return;
+    }
+    run_scenes(Kind::Traced, 60, Point::ALL);
 }
 
 #[test]

@@ -16,7 +16,9 @@ use l2::bridge::{BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig};
 use wire::net_header::{NET_HEADER_LEN, NetHeader};
 
 use super::station::{Options, Station, is_interrupted};
-use super::{Daemon, Death, Dice, FIRST, Host, LIVES_OF_A_SCENE, Point, attach, some_point, told};
+use super::{
+    Daemon, Death, Dice, End, FIRST, Host, LIVES_OF_A_SCENE, Point, attach, some_point, told,
+};
 use crate::PATIENCE;
 
 /// Points that a daemon with networks alone does not come to.
@@ -126,7 +128,7 @@ struct Network {
 }
 
 /// Has daemons end. Returns where they did, how many addresses were used, and how many frames came.
-pub fn play(seed: u64) -> (Vec<Point>, [u64; 2]) {
+pub fn play(seed: u64) -> (Vec<End>, [u64; 2]) {
     let mut network = Network::new(seed);
     let points = (0..LIVES_OF_A_SCENE).filter_map(|life| {
         network.words = format!("network {seed}, {life}");
@@ -161,7 +163,7 @@ impl Network {
     }
 
     /// A daemon lives, and ends. Returns where, unless it was killed.
-    fn live(&mut self, life: u16) -> Option<Point> {
+    fn live(&mut self, life: u16) -> Option<End> {
         let at = match life {
             0 => Some(FIRST[self.dice.below(FIRST.len())]),
             _ if life % 2 == 0 => some_point(&mut self.dice, &ELSEWHERE),
@@ -178,8 +180,8 @@ impl Network {
                 self.act(life);
             }
             self.service();
-            if let Some(point) = daemon.ended() {
-                return Some(point);
+            if let Some(end) = daemon.ended() {
+                return Some(end);
             }
             // A slow machine has steps before there is a daemon.
             let progressed = is_interrupted(&self.stations) || self.dice.one_in(4);

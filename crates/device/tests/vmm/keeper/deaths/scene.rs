@@ -8,7 +8,7 @@ use vsock::CircuitState;
 use wire::vsock::{HEADER_LEN, Header, Operation, SHUTDOWN_BOTH, SocketType};
 
 use super::station::{Heard, Options, PAYLOAD, Station, is_interrupted};
-use super::{Daemon, Death, Dice, FIRST, Host, PACKED, Point, some_point, start};
+use super::{Daemon, Death, Dice, End, FIRST, Host, PACKED, some_point, start};
 use crate::PATIENCE;
 
 /// Where guests listen.
@@ -26,6 +26,8 @@ pub enum Kind {
     Rough,
     /// Likewise, and guests send more than can wait in their rings: what is stored costs its circuit.
     Full,
+    /// Rough, and daemons end before calls of the system and not at points.
+    Traced,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +40,7 @@ enum State {
 }
 
 #[derive(Debug)]
-struct End {
+struct Side {
     /// Its station, its own port.
     station: usize,
     port: u32,
@@ -59,9 +61,9 @@ struct End {
     ended: u32,
 }
 
-impl End {
-    fn new(station: usize, port: u32, state: State) -> End {
-        End {
+impl Side {
+    fn new(station: usize, port: u32, state: State) -> Side {
+        Side {
             station,
             port,
             state,
@@ -81,7 +83,7 @@ impl End {
 /// A circuit, by its caller and its callee.
 #[derive(Debug)]
 struct Circuit {
-    ends: [End; 2],
+    ends: [Side; 2],
     /// It may end by a reset.
     is_doomed: bool,
     /// All that was sent by a side is to arrive: the other has ended it after that.
@@ -98,6 +100,8 @@ pub struct Scene {
     next_port: u32,
     /// There was a daemon, and for guests that are calm it has heard all of them.
     is_ready: bool,
+    /// Resets, with who is at the other end: it is hung up on, or is about to be.
+    unexplained: Vec<(usize, String)>,
     /// Stations that take nothing for a while.
     slow: HashSet<usize>,
     dice: Dice,
@@ -119,6 +123,7 @@ impl Scene {
             ends: HashMap::new(),
             next_port: 1000,
             is_ready: false,
+            unexplained: Vec::new(),
             slow: HashSet::new(),
             dice: Dice::new(seed),
             words: format!("seed {seed}"),
@@ -201,15 +206,19 @@ impl Scene {
     }
 
     /// A daemon lives, and ends. Returns where, unless it was killed.
-    pub fn live(&mut self, life: u64) -> Option<Point> {
+    pub fn live(&mut self, life: u64) -> Option<End> {
         let at = match life % 2 {
+            _ if self.kind == Kind::Traced => None,
             0 if self.kind != Kind::Calm && !std::mem::replace(&mut self.is_ready, true) => {
                 Some(FIRST[self.below(FIRST.len())])
             }
             0 => some_point(&mut self.dice, &PACKED),
             _ => None,
         };
-        let death = Death::new(&mut self.dice, at);
+        let death = match self.kind {
+            Kind::Traced => Death::before_a_call(&mut self.dice),
+            _ => Death::new(&mut self.dice, at),
+        };
         let scene = self.words.split(',').next().unwrap_or_default();
         self.words = format!("{scene}, {life}: {death:?}");
         self.stations.iter_mut().for_each(Station::begin_life);
@@ -219,8 +228,8 @@ impl Scene {
         // What is missing is met by the last daemon.
         let died = loop {
             self.step();
-            if let Some(point) = daemon.ended() {
-                break Some(point);
+            if let Some(end) = daemon.ended() {
+                break Some(end);
             }
             // A slow machine has steps before there is a daemon.
             steps += u64::from(self.progressed());
@@ -307,6 +316,7 @@ impl Scene {
 
     /// All circuits of a guest are over.
     fn forget(&mut self, station: usize) {
+        self.unexplained.retain(|(other, _)| *other != station);
         for circuit in &mut self.circuits {
             for side in [0, 1] {
                 if circuit.ends[side].station == station && circuit.ends[side].state != State::Over
@@ -358,8 +368,8 @@ impl Scene {
         let circuit = self.circuits.len();
         self.circuits.push(Circuit {
             ends: [
-                End::new(station, port, State::Calling),
-                End::new(other, PORT, State::Called),
+                Side::new(station, port, State::Calling),
+                Side::new(other, PORT, State::Called),
             ],
             is_doomed: false,
             is_ending: false,
@@ -503,7 +513,7 @@ impl Scene {
         }
     }
 
-    fn pair(&self, circuit: usize, side: usize) -> (&End, &End) {
+    fn pair(&self, circuit: usize, side: usize) -> (&Side, &Side) {
         let ends = &self.circuits[circuit].ends;
         (&ends[side], &ends[1 - side])
     }
@@ -560,11 +570,12 @@ impl Scene {
         let circuit = &mut self.circuits[circuit];
         // Who calls while the other is away is refused.
         let is_refused = may_be_away && circuit.ends[side].state == State::Calling;
-        assert!(
-            circuit.is_doomed || circuit.is_ending || is_refused || may_be_stored,
-            "{}: a reset of {circuit:?}",
-            self.words
-        );
+        if !(circuit.is_doomed || circuit.is_ending || is_refused || may_be_stored) {
+            let words = format!("{}: a reset of {circuit:?}", self.words);
+            assert!(may_be_away, "{words}");
+            let other = circuit.ends[1 - side].station;
+            self.unexplained.push((other, words));
+        }
         circuit.ends[side].state = State::Over;
         circuit.is_doomed = true;
     }
@@ -635,6 +646,7 @@ impl Scene {
             scene.circuits.iter().all(is_over) && listed.circuits.is_empty()
         });
         drop((fabric, keeper));
+        assert!(self.unexplained.is_empty(), "{:?}", self.unexplained);
         let ends = self.circuits.iter().flat_map(|circuit| &circuit.ends);
         let bytes = ends.map(|end| u64::from(end.received)).sum();
         [self.circuits.len() as u64, bytes]
@@ -667,7 +679,7 @@ impl Scene {
                 && callee.state == State::Open
                 && !circuit.is_ending
                 && !circuit.is_doomed;
-            let is_done = |own: &End, other: &End| {
+            let is_done = |own: &Side, other: &Side| {
                 own.received == other.sent && own.peer_consumed == own.sent
             };
             let is_over =

@@ -148,7 +148,12 @@ impl Station {
     /// Whether a daemon goes on with it that has been told nothing, as all was answered by the one before.
     fn note_peace(&mut self) {
         let is_older = self.answered_in.is_some_and(|life| life < self.life);
-        self.is_at_peace |= is_older && self.is_served();
+        // A daemon that finds its rings so may hang up.
+        let has_failed = self
+            .running
+            .as_ref()
+            .is_some_and(|running| running.has_failed);
+        self.is_at_peace |= is_older && self.is_served() && !has_failed;
     }
 
     /// Has a VMM connect, if nothing is connected and something listens.
@@ -211,7 +216,6 @@ impl Station {
         running.queues[index].publish_head(RING);
         running.kick(index);
         running.has_failed = true;
-        // A daemon that finds its rings so may hang up.
         self.is_at_peace = false;
         true
     }
