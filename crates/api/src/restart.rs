@@ -79,6 +79,9 @@ pub struct HandOver {
     pub version: String,
     /// Whether there is a keeper. Without one the daemon hands over nothing.
     pub keeper: bool,
+    /// Why the daemon would not hand over: without a keeper, or with one that does not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hindrance: Option<String>,
     /// What it keeps for the next daemon: by name, the versions that it reads. The last is the one that it writes.
     pub formats: Formats,
     /// The lines of VMs that go on, by full name.

@@ -48,6 +48,8 @@ use crate::json;
 /// # Errors
 /// [`Failure`] with the exit code and the message for the person.
 pub fn run(arguments: Arguments) -> Result<u8, Failure> {
+    // The kernel names a process after the path that was executed: a number where that was a descriptor's, or `exe`.
+    let _ = rustix::thread::set_name(c"ringdown");
     let client = Client::new(arguments.runtime_dir.as_deref());
     if !starts_programs(&arguments.command) {
         // A command that needs more than there are says so itself.

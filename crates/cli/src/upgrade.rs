@@ -6,12 +6,17 @@
 
 mod binary;
 mod running;
+mod surroundings;
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
 use api::{HandOver, Health, Program};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::client::{Client, ClientError, say_if_slow};
@@ -64,8 +69,14 @@ impl Upgrade {
     /// # Errors
     /// [`Failure`] when one of them cannot be looked at.
     pub fn prepare(client: &Client, binary: Option<&Path>) -> Result<Upgrade, Failure> {
-        let daemon = client.hand_over_prospect()?;
         let running = Running::at(client.socket())?;
+        let pid = running.pid.as_raw_nonzero().get();
+        if surroundings::is_stopped(pid) {
+            return Err(Failure::failed(format!(
+                "the daemon, process {pid}, is stopped and answers nothing: `kill -CONT {pid}`"
+            )));
+        }
+        let daemon = client.hand_over_prospect()?;
         let path = match binary {
             Some(path) => path.to_owned(),
             None => running.program()?,
@@ -76,14 +87,14 @@ impl Upgrade {
         let start = running.is_seen().then(|| running.starts()).transpose();
         let hindrance = match (&start, hindrance(&running, binary, &daemon, &program)?) {
             (_, Some(words)) => Some(words),
-            (Err(failure), None) => Some(failure.to_string()),
+            (Err(words), None) => Some(words.clone()),
             (Ok(Some(start)), None) => unlike(client, start, &next)?,
             (Ok(None), None) => None,
         };
         let no_way_back = api::reads(&daemon.formats, &program.formats).err();
         Ok(Upgrade {
             plan: Plan {
-                pid: running.pid.as_raw_nonzero().get(),
+                pid,
                 unit: running.unit.as_ref().map(|unit| unit.name.clone()),
                 binary: path.display().to_string(),
                 daemon,
@@ -95,6 +106,25 @@ impl Upgrade {
             start: start.ok().flatten(),
             next,
         })
+    }
+
+    /// Lets one upgrade of a daemon be done at a time, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// [`Failure`] when another one is under way.
+    pub fn lock(client: &Client) -> Result<File, Failure> {
+        let directory = client.socket().parent().unwrap_or(Path::new("/"));
+        let failed = |error: std::io::Error| {
+            Failure::failed(format!("cannot lock {}: {error}", directory.display()))
+        };
+        let file = File::open(directory).map_err(failed)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(Errno::WOULDBLOCK) => Err(Failure::failed(
+                "another upgrade of this daemon is under way: wait for its end, and look at `ringdown check`",
+            )),
+            Err(error) => Err(failed(error.into())),
+        }
     }
 
     /// Has the new program follow, or the old one again. Returns what the new daemon says of itself.
@@ -121,8 +151,14 @@ impl Upgrade {
             )));
         };
         match client.hand_over() {
-            // It ends, and may do so before it has answered.
-            Ok(()) | Err(ClientError::HungUp { .. } | ClientError::Broken { .. }) => {}
+            // It ends, and may do so before it has answered. One that is silent has the order: it would end at any time, with nothing behind it.
+            Ok(())
+            | Err(
+                ClientError::HungUp { .. }
+                | ClientError::Broken { .. }
+                | ClientError::Silent { .. }
+                | ClientError::NoDaemon { .. },
+            ) => {}
             Err(error) => return Err(error.into()),
         }
         self.await_end()?;
@@ -136,7 +172,31 @@ impl Upgrade {
             },
             Err(error) => format!("it cannot be started: {error}"),
         };
-        self.go_back(client, timeout, start, &words)
+        match self.another(client, Duration::ZERO) {
+            Some(another) => another,
+            None => self.go_back(client, timeout, start, &words),
+        }
+    }
+
+    /// Waits for a daemon that something else has started, such as a supervisor: the lock of the runtime directory lets no second one serve.
+    fn another(&self, client: &Client, timeout: Duration) -> Option<Result<Health, Failure>> {
+        let health = self.serves(client, timeout, None).ok()?;
+        let runs = std::fs::metadata(format!("/proc/{}/exe", health.pid));
+        let runs = runs.map(|file| (file.dev(), file.ino()));
+        let who = format!(
+            "process {} serves, which something else has started, such as a supervisor",
+            health.pid
+        );
+        Some(match runs.is_ok_and(|runs| self.next.is(runs)) {
+            true => {
+                note(&who);
+                Ok(health)
+            }
+            false => Err(Failure::failed(format!(
+                "{who}, and not the new program: version {}. Put that in the place of the old one, and have the supervisor restart it",
+                health.version
+            ))),
+        })
     }
 
     /// Waits until the old daemon has ended. It is killed if it does not: it has let go of what goes on, and nobody would serve.
@@ -161,6 +221,10 @@ impl Upgrade {
     ) -> Result<Health, Failure> {
         let again = start.start(&start.old).map_err(|error| error.to_string());
         let served = again.and_then(|mut old| self.serves(client, timeout, Some(&mut old)));
+        let another = served.is_err().then(|| self.another(client, timeout));
+        if let Some(another) = another.flatten() {
+            return another;
+        }
         Err(Failure::failed(match served {
             Ok(health) => format!(
                 "the new program does not serve: {words}. The old one goes on, version {}",
@@ -180,18 +244,12 @@ impl Upgrade {
         mut child: Option<&mut Child>,
     ) -> Result<Health, String> {
         let begun = Instant::now();
+        let client = &client.clone().with_patience(timeout.max(WATCH));
         let mut served: Option<(Instant, Health)> = None;
         loop {
             let ended = child.as_deref_mut().map(Child::try_wait);
             if let Some(Ok(Some(status))) = ended {
                 return Err(format!("it has ended ({status}); its log says why"));
-            }
-            match &served {
-                Some((since, health)) if since.elapsed() >= WATCH => return Ok(health.clone()),
-                None if begun.elapsed() >= timeout => {
-                    return Err(format!("it has not answered in {} s", timeout.as_secs()));
-                }
-                _ => {}
             }
             if served.is_none() {
                 let process = running::process_at(client.socket()).ok();
@@ -203,12 +261,19 @@ impl Upgrade {
                 let health = health.and_then(|_| client.health().ok());
                 served = health.map(|health| (Instant::now(), health));
             }
+            match &served {
+                Some((since, health)) if since.elapsed() >= WATCH => return Ok(health.clone()),
+                None if begun.elapsed() >= timeout => {
+                    return Err(format!("it has not answered in {} s", timeout.as_secs()));
+                }
+                _ => {}
+            }
             std::thread::sleep(LOOK_INTERVAL);
         }
     }
 }
 
-/// What is in the way by what the daemon and the new program say of themselves.
+/// What is in the way by what the daemon and the new program say of themselves, and by what runs the daemon.
 fn hindrance(
     running: &Running,
     binary: Option<&Path>,
@@ -230,9 +295,11 @@ fn hindrance(
         ));
     }
     let reads = api::reads(&program.formats, &daemon.formats);
-    Ok(reads
-        .err()
-        .map(|words| format!("the new program cannot go on: {words}")))
+    let unread = reads.map_err(|words| format!("the new program cannot go on: {words}"));
+    let pid = running.pid.as_raw_nonzero().get();
+    let around = || surroundings::hindrance(pid).filter(|_| running.unit.is_none());
+    let said = unread.err().or_else(|| daemon.hindrance.clone());
+    Ok(said.or_else(around))
 }
 
 /// What the new program would not serve as the daemon does.

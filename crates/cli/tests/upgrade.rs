@@ -13,6 +13,7 @@ use std::process::Command;
 
 use keeper::{Keeper, KeeperError};
 use program::{Outcome, Running, finish, ringdown, run_with};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -155,6 +156,8 @@ fn a_new_program_follows_and_the_old_one_comes_back_where_that_does_not_serve() 
     let second = host.pid();
     let runs = fs::read_link(format!("/proc/{}/exe", second.as_raw_nonzero())).unwrap();
     assert_eq!(runs, Path::new(new));
+    let name = fs::read_to_string(format!("/proc/{}/comm", second.as_raw_nonzero())).unwrap();
+    assert_eq!(name, "ringdown\n");
     let restart = host.restart();
     assert_eq!(
         (&restart["restarts"], &restart["ended"]),
@@ -401,4 +404,86 @@ fn a_daemon_waits_for_a_keeper_that_is_started_behind_it() {
     let mut hold = Running::start(hold);
     hold.wait_until_ready();
     daemon.wait_until_ready();
+}
+
+#[test]
+fn a_keeper_or_a_daemon_that_is_stopped_is_noticed_before_anything_ends() {
+    let mut host = Host::start();
+    let before = host.pid();
+    let keeper = Pid::from_child(&host.keeper_process.0);
+    for (process, words) in [(keeper, "does not answer"), (before, "is stopped")] {
+        kill_process(process, Signal::STOP).unwrap();
+        for arguments in [&["--check"][..], &[]] {
+            let refused = host.upgrade(arguments);
+            assert_eq!(refused.code, Some(1), "{}", refused.err);
+            let said = refused.out + &refused.err;
+            assert!(said.contains(words), "{said}");
+        }
+        kill_process(process, Signal::CONT).unwrap();
+        assert_eq!(host.pid(), before);
+    }
+    let done = host.upgrade(&[]);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    drop(host.daemon.take());
+    host.restart();
+}
+
+#[test]
+fn one_upgrade_is_done_at_a_time() {
+    let mut host = Host::start();
+    let before = host.pid();
+    let other = File::open(host.path()).unwrap();
+    flock(&other, FlockOperation::LockExclusive).unwrap();
+    let refused = host.upgrade(&[]);
+    assert_eq!(refused.code, Some(1), "{}", refused.err);
+    let words = "another upgrade of this daemon is under way";
+    assert!(refused.err.contains(words), "{}", refused.err);
+    assert_eq!(host.upgrade(&["--check"]).code, Some(0));
+    assert_eq!(host.pid(), before);
+    drop(other);
+    assert_eq!(host.upgrade(&[]).code, Some(0));
+    drop(host.daemon.take());
+    host.restart();
+}
+
+/// A script of this name that runs the daemon.
+fn supervised(host: &mut Host, name: &str, script: &str) -> Running {
+    drop(host.daemon.take());
+    let path = host.path().join(name);
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut supervisor = Command::new(path);
+    let serve = host.serving();
+    supervisor.arg(serve.get_program()).args(serve.get_args());
+    supervisor.args(["--vm", "name=web"]);
+    let mut supervisor = Running::start(supervisor);
+    supervisor.wait_until_ready();
+    supervisor
+}
+
+#[test]
+fn a_supervisor_is_to_start_the_new_daemon() {
+    let mut host = Host::start();
+    let _supervisor = supervised(&mut host, "runsv", "\"$@\"; exit");
+    let before = host.pid();
+    for arguments in [&["--check"][..], &[]] {
+        let refused = host.upgrade(arguments);
+        assert_eq!(refused.code, Some(1), "{}", refused.err);
+        let said = refused.out + &refused.err;
+        assert!(said.contains("`sv restart SERVICE`"), "{said}");
+    }
+    assert_eq!(host.pid(), before);
+}
+
+/// It may be faster, or not.
+#[test]
+fn where_something_else_starts_the_daemon_too_one_serves() {
+    let mut host = Host::start();
+    let loops = supervised(&mut host, "loops", "while :; do \"$@\"; done");
+    let before = host.pid();
+    let done = host.upgrade(&[]);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    drop(loops);
+    assert_ne!(host.pid(), before);
+    assert_eq!(host.restart()["restarts"], 2);
 }

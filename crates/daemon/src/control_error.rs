@@ -12,6 +12,7 @@ use crate::line::LineError;
 use crate::net::{NetError, NetFault};
 use crate::policy::AskError;
 use hostside::offers::OfferError;
+use keeper::KeeperError;
 use runtime::directory::RuntimeError;
 use windows::memory::WindowsError;
 
@@ -58,6 +59,8 @@ pub enum ControlError {
         "there is no keeper, so the end of the daemon would cut VMs off: `ringdown hold` and `serve --keeper` keep them"
     )]
     NoKeeper,
+    #[error(transparent)]
+    Keeper(#[from] KeeperError),
     #[error("cannot open the audit's file anew: {0}; the old one stays in use")]
     Audit(io::Error),
     #[error(

@@ -48,6 +48,14 @@ pub enum KeeperError {
     InUse { path: PathBuf },
     #[error("what answers at {} is no keeper", path.display())]
     NotAKeeper { path: PathBuf },
+    #[error(
+        "the keeper at {} does not answer in {} s: if its process is stopped (`ps`: T), `kill -CONT` it", path.display(), PATIENCE.as_secs()
+    )]
+    Silent { path: PathBuf },
+    #[error(
+        "the keeper at {} is not the one that this daemon has: restart the daemon when VMs may be started anew", path.display()
+    )]
+    Another { path: PathBuf },
 }
 
 /// What is kept under a key.
@@ -63,6 +71,7 @@ pub struct Item {
 #[derive(Debug)]
 pub struct Keeper {
     socket: OwnedFd,
+    path: PathBuf,
     /// What a predecessor left and was not taken yet.
     found: Mutex<BTreeMap<Vec<u8>, Item>>,
     /// Keys of what was taken and not used.
@@ -105,6 +114,7 @@ impl Keeper {
         };
         Ok(Keeper {
             socket,
+            path: path.to_path_buf(),
             found: Mutex::new(found),
             given_back: Mutex::default(),
             phase: AtomicU8::new(STARTS),
@@ -137,6 +147,21 @@ impl Keeper {
         let mut ends = [PollFd::new(&self.socket, PollFlags::empty())];
         // Nothing but its end comes.
         poll(&mut ends, Some(&Timespec::default())) == Ok(0)
+    }
+
+    /// Asks the keeper something, and waits for its answer: one that is stopped lives, and keeps nothing more.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn ask(&self) -> Result<(), KeeperError> {
+        let path = &self.path;
+        let socket = open(path)?;
+        // Keepers of before know no question. This one they refuse, as they have a daemon.
+        ask(&socket, path, Kind::Attach)?;
+        match answer(&socket, path)?.kind {
+            Kind::Busy => Ok(()),
+            _ => Err(KeeperError::Another { path: path.clone() }),
+        }
     }
 
     /// For how long no daemon was attached when this one came, if one was before.
@@ -254,10 +279,7 @@ pub fn release(path: &Path) -> Result<(), KeeperError> {
 }
 
 fn open(path: &Path) -> Result<OwnedFd, KeeperError> {
-    let refused = |error: Errno| KeeperError::Unreachable {
-        path: path.to_path_buf(),
-        error: error.into(),
-    };
+    let refused = |error| failed(path, error);
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
     let socket = socket.map_err(refused)?;
@@ -282,20 +304,26 @@ fn open(path: &Path) -> Result<OwnedFd, KeeperError> {
 
 fn ask(socket: &OwnedFd, path: &Path, kind: Kind) -> Result<(), KeeperError> {
     let asked = message::send(socket, kind, &[], &[], &[], SendFlags::empty());
-    asked.map_err(|error| KeeperError::Unreachable {
-        path: path.to_path_buf(),
-        error: error.into(),
-    })
+    asked.map_err(|error| failed(path, error))
 }
 
 fn answer(socket: &OwnedFd, path: &Path) -> Result<message::Message, KeeperError> {
     match message::receive(socket, RecvFlags::empty()) {
         Ok(Some(message)) => Ok(message),
         Ok(None) | Err(Errno::BADMSG) => Err(no_keeper(path)),
-        Err(error) => Err(KeeperError::Unreachable {
-            path: path.to_path_buf(),
+        Err(error) => Err(failed(path, error)),
+    }
+}
+
+fn failed(path: &Path, error: Errno) -> KeeperError {
+    let path = path.to_path_buf();
+    match error {
+        // The time that the socket has is over.
+        Errno::AGAIN => KeeperError::Silent { path },
+        error => KeeperError::Unreachable {
+            path,
             error: error.into(),
-        }),
+        },
     }
 }
 

@@ -206,3 +206,22 @@ fn what_is_no_socket_stays_where_a_keeper_is_to_listen() {
     }
     assert_eq!(std::fs::read_to_string(&link).unwrap(), "precious");
 }
+
+#[test]
+fn a_keeper_answers_its_daemon_and_another_one_does_not_do_for_it() {
+    let running = Running::start();
+    let daemon = running.attach();
+    daemon.ask().unwrap();
+    let moved = running.directory.path().join("moved");
+    std::fs::rename(running.path(), &moved).unwrap();
+    let another = Holder::listen(&running.path()).unwrap();
+    let thread = std::thread::spawn(move || another.run());
+    let refused = daemon.ask().unwrap_err();
+    assert!(matches!(refused, KeeperError::Another { .. }), "{refused}");
+    while let Err(KeeperError::InUse { .. }) = release(&running.path()) {
+        std::thread::yield_now();
+    }
+    thread.join().unwrap().unwrap();
+    std::fs::rename(&moved, running.path()).unwrap();
+    daemon.ask().unwrap();
+}

@@ -15,6 +15,8 @@ use crate::upgrade::{Plan, Upgrade};
 /// # Errors
 /// [`Failure`] when it was not done.
 pub fn upgrade(client: &Client, options: &arguments::Upgrade) -> Result<u8, Failure> {
+    let _lock = (!options.check).then(|| Upgrade::lock(client));
+    let _lock = _lock.transpose()?;
     let upgrade = Upgrade::prepare(client, options.binary.as_deref())?;
     if options.check {
         match options.json {

@@ -81,6 +81,12 @@ impl Binary {
         Ok(Binary { path, file })
     }
 
+    /// Whether it is the file of this device and inode.
+    pub fn is(&self, id: (u64, u64)) -> bool {
+        let own = self.file.metadata();
+        own.is_ok_and(|own| (own.dev(), own.ino()) == id)
+    }
+
     /// A command that runs it.
     pub fn command(&self) -> Command {
         let mut command = Command::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()));

@@ -150,14 +150,12 @@ impl Running {
     /// How it was started. To be asked while it runs.
     ///
     /// # Errors
-    /// [`Failure`] when this user may not look, or it was started as no daemon is.
-    pub(super) fn starts(&self) -> Result<Start, Failure> {
-        let unseen = |error: io::Error| {
-            Failure::failed(format!("cannot see how the daemon was started: {error}"))
-        };
+    /// That this user may not look, or that it was started as no daemon is.
+    pub(super) fn starts(&self) -> Result<Start, String> {
+        let unseen = |error: io::Error| format!("cannot see how the daemon was started: {error}");
         let words = words_of(&std::fs::read(self.place("cmdline")).map_err(unseen)?);
         let status = std::fs::read_to_string(self.place("status")).map_err(unseen)?;
-        check_arguments(&words, is_sandboxed(&status)).map_err(Failure::failed)?;
+        check_arguments(&words, is_sandboxed(&status))?;
         let environment = words_of(&std::fs::read(self.place("environ")).map_err(unseen)?);
         let file = |number: usize| {
             let (place, writes) = (self.place(&format!("fd/{number}")), number > 0);

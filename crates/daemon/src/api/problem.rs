@@ -110,7 +110,7 @@ impl From<ControlError> for Failure {
             | ControlError::AuditFile { .. }
             | ControlError::Lost => Kind::Internal,
             ControlError::NoAudit => Kind::NoAudit,
-            ControlError::NoKeeper => Kind::NoKeeper,
+            ControlError::NoKeeper | ControlError::Keeper(_) => Kind::NoKeeper,
             ControlError::NotReady { .. } => Kind::NotReady,
             ControlError::UnknownNetwork { .. } => Kind::UnknownNetwork,
             ControlError::UnknownCircuit { .. } => Kind::UnknownCircuit,

@@ -343,7 +343,8 @@ async fn show_hand_over(State(control): Shared) -> Result<Response, Failure> {
     responses((status = 202, description = "It is about to end"), NotHandedOver)
 )]
 async fn hand_over(State(control): Shared) -> Result<StatusCode, Failure> {
-    control.hand_over()?;
+    let asked: Result<(), ControlError> = control.ask(Control::hand_over).await?;
+    asked?;
     Ok(StatusCode::ACCEPTED)
 }
 

@@ -1,7 +1,6 @@
 //! What would go on if the daemon ended now, and how it is asked to.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use api::{Formats, HandOver, LineKind};
 use device::{CircuitProspect, LineProspect};
@@ -50,6 +49,7 @@ impl Control {
         HandOver {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             keeper: self.has_keeper(),
+            hindrance: self.has_way().err().map(|error| error.to_string()),
             formats: formats(),
             lines,
             other_lines,
@@ -58,16 +58,21 @@ impl Control {
         }
     }
 
-    /// Has the daemon end, and leave everything to the next one.
+    /// Has the daemon end, and leave everything to the next one. Waits for the keeper.
     ///
     /// # Errors
-    /// [`ControlError::NoKeeper`]: its end would cut VMs off.
-    pub fn hand_over(self: &Arc<Self>) -> Result<(), ControlError> {
-        if !self.has_keeper() {
-            return Err(ControlError::NoKeeper);
-        }
+    /// [`ControlError::NoKeeper`] or [`ControlError::Keeper`]: its end would cut VMs off.
+    pub fn hand_over(&self) -> Result<(), ControlError> {
+        self.has_way()?;
         self.hands_over.notify_one();
         Ok(())
+    }
+
+    fn has_way(&self) -> Result<(), ControlError> {
+        match &self.parts.keeper {
+            Some(keeper) if keeper.lives() => Ok(keeper.ask()?),
+            _ => Err(ControlError::NoKeeper),
+        }
     }
 
     /// Whether a keeper lives that has what the next daemon goes on with.

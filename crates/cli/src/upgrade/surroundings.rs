@@ -1,0 +1,55 @@
+//! What is around a daemon's process that a new one would not have, or that would start one as well.
+
+use std::fs;
+
+/// Programs that start a daemon again when it ends, as the kernel has their names (15 bytes), and how each is told to.
+const SUPERVISORS: [(&str, &str); 6] = [
+    ("runsv", "sv restart SERVICE"),
+    ("s6-supervise", "s6-svc -r DIRECTORY"),
+    ("supervise", "svc -t DIRECTORY"),
+    ("supervise-daemo", "rc-service SERVICE restart"),
+    ("supervisord", "supervisorctl restart PROGRAM"),
+    ("dinit", "dinitctl restart SERVICE"),
+];
+
+/// Why no other process can follow this one, or none should; in words for a person.
+pub(super) fn hindrance(pid: i32) -> Option<String> {
+    if pid == 1 {
+        return Some("the daemon is the first process of its container, which ends with it: start the container anew with the new program".to_owned());
+    }
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parent = value_of(&status, "PPid:")?;
+    let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    let (name, remedy) = SUPERVISORS
+        .iter()
+        .find(|(known, _)| *known == name.trim_end())?;
+    Some(format!(
+        "{name}, process {parent}, starts the daemon again when it ends: put the new program in the place of the old one, and have that restart it (`{remedy}`). What the keeper has goes on"
+    ))
+}
+
+/// Whether a signal or a debugger has stopped it. It answers nothing then.
+pub(super) fn is_stopped(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    value_of(&status, "State:").is_some_and(|state| state.starts_with(['T', 't']))
+}
+
+/// A value of proc_pid_status(5).
+fn value_of<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    let mut values = status.lines().filter_map(|line| line.strip_prefix(name));
+    values.next().map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_a_process_are_found() {
+        let status = "Name:\tringdown\nState:\tT (stopped)\nPPid:\t12\n";
+        assert_eq!(value_of(status, "PPid:"), Some("12"));
+        assert_eq!(value_of(status, "State:"), Some("T (stopped)"));
+        assert_eq!(value_of(status, "Uid:"), None);
+        assert!(hindrance(1).is_some());
+    }
+}
