@@ -6,6 +6,7 @@ mod program;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -285,6 +286,54 @@ fn what_a_later_version_kept_is_refused_and_left_as_it_is() {
         (&restart["restarts"], &restart["ended"]),
         (&1.into(), &"died".into())
     );
+}
+
+#[test]
+fn a_damaged_record_of_a_socket_holds_up_no_daemon() {
+    let mut host = Host::start();
+    host.daemon = None;
+    let path = host.path().join("web.vhost");
+    let key = format!("listener:{}", path.display());
+    let keeper = host.keeper();
+    let socket = keeper.take(&key).unwrap().descriptors;
+    keeper.put(&key, b"damaged", &[socket[0].as_fd()]).unwrap();
+    drop((keeper, socket));
+    let waits = UnixStream::connect(&path).unwrap();
+    host.serve();
+    host.restart();
+    // Whose it was is not known.
+    assert!(matches!((&waits).read(&mut [0]), Ok(0) | Err(_)));
+    UnixStream::connect(&path).unwrap();
+}
+
+#[test]
+fn what_finds_no_room_is_left_for_a_daemon_that_has_it() {
+    let mut host = Host::start();
+    host.daemon = None;
+    let keeper = host.keeper();
+    let file = File::open("/dev/null").unwrap();
+    keeper.put("vmm:/big", b"", &[file.as_fd(); 64]).unwrap();
+    drop(keeper);
+    let serve = host.serving();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 40; exec timeout 60 \"$0\" \"$@\""]);
+    limited.arg(serve.get_program()).args(serve.get_args());
+    let refused = finish(limited);
+    assert_eq!(refused.code, Some(1), "{}", refused.err);
+    let words = "may not have as many open files as the keeper has";
+    assert!(refused.err.contains(words), "{}", refused.err);
+    let kept = host.keeper().take("vmm:/big").unwrap();
+    assert_eq!(kept.descriptors.len(), 64);
+    host.serve();
+    let before = host.pid();
+    let upgrade = ["upgrade", "--runtime-dir", host.path().to_str().unwrap()];
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 20; exec \"$0\" \"$@\""]);
+    limited.arg(env!("CARGO_BIN_EXE_ringdown")).args(upgrade);
+    let refused = finish(limited);
+    let words = "run it where `ulimit -Hn` is higher";
+    assert!(refused.err.contains(words), "{}", refused.err);
+    assert_eq!(host.pid(), before);
 }
 
 #[test]

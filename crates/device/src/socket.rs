@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, Gid, chownat};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, listen, socket_with};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, connect, listen, shutdown, socket_with,
+};
 use sys::links::{Entry, FileId};
 use sys::peer::refuse_descriptors;
 use sys::socket_file::SocketFile;
@@ -72,6 +75,21 @@ pub(crate) fn listen_again(
     // Again, so that those who call find this process there: see `is_own`.
     listen(&socket, BACKLOG)?;
     Ok(Some(Listener { socket, file }))
+}
+
+/// Ends a socket that another process has left, and removes its file if that is still there.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn remove_file_of(socket: OwnedFd, path: &Path) -> io::Result<()> {
+    // Who calls it is refused from now on: so it is told from one that has come in its place.
+    shutdown(&socket, Shutdown::Both)?;
+    let mut file = SocketFile::found(Entry::at(path)?)?;
+    let probe = any_socket(SocketType::STREAM)?;
+    if connect(&probe, &Entry::at(path)?.address()?) != Err(Errno::CONNREFUSED) {
+        file.stay();
+    }
+    Ok(())
 }
 
 /// Listens at `path`, for the owner and the members of this group. A stale socket file is taken over.

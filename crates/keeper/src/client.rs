@@ -53,6 +53,10 @@ pub enum KeeperError {
     )]
     Silent { path: PathBuf },
     #[error(
+        "this process may not have as many open files as the keeper has: those of {key:?} and what comes behind it found no room. Start it with a higher limit (`ulimit -Hn`, LimitNOFILE=); the keeper has everything until then"
+    )]
+    Cut { key: String },
+    #[error(
         "the keeper at {} is not the one that this daemon has: restart the daemon when VMs may be started anew", path.display()
     )]
     Another { path: PathBuf },
@@ -93,15 +97,17 @@ impl Keeper {
         let unattended = loop {
             let message = answer(&socket, path)?;
             match message.kind {
+                // Without all of its descriptors it is of no use, and another daemon may have more.
+                Kind::Put if message.is_cut => {
+                    let key = String::from_utf8_lossy(&message.key).into_owned();
+                    return Err(KeeperError::Cut { key });
+                }
                 Kind::Put => {
                     let item = Item {
                         value: message.value,
                         descriptors: message.descriptors,
                     };
-                    // Without all of its descriptors it is of no use.
-                    if !message.is_cut {
-                        found.insert(message.key, item);
-                    }
+                    found.insert(message.key, item);
                 }
                 // A keeper of before does not say.
                 Kind::End => break message.value.try_into().ok().map(u64::from_le_bytes),

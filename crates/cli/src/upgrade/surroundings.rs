@@ -12,10 +12,16 @@ const SUPERVISORS: [(&str, &str); 6] = [
     ("dinit", "dinitctl restart SERVICE"),
 ];
 
+/// How many open files a new daemon may need beside those of the old one.
+const SPARE_DESCRIPTORS: u64 = 16;
+
 /// Why no other process can follow this one, or none should; in words for a person.
 pub(super) fn hindrance(pid: i32) -> Option<String> {
     if pid == 1 {
         return Some("the daemon is the first process of its container, which ends with it: start the container anew with the new program".to_owned());
+    }
+    if let Some(words) = few_descriptors(pid) {
+        return Some(words);
     }
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let parent = value_of(&status, "PPid:")?;
@@ -26,6 +32,15 @@ pub(super) fn hindrance(pid: i32) -> Option<String> {
     Some(format!(
         "{name}, process {parent}, starts the daemon again when it ends: put the new program in the place of the old one, and have that restart it (`{remedy}`). What the keeper has goes on"
     ))
+}
+
+/// The new daemon has this command's limits, and needs as many open files as the old one.
+fn few_descriptors(pid: i32) -> Option<String> {
+    let used = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64;
+    let most = sys::descriptors::raise_limit().ok()??;
+    (most < used + SPARE_DESCRIPTORS).then(|| {
+        format!("what this command starts may have {most} open files, and the daemon has {used}: run it where `ulimit -Hn` is higher")
+    })
 }
 
 /// Whether a signal or a debugger has stopped it. It answers nothing then.

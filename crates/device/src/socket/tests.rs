@@ -115,3 +115,19 @@ fn the_socket_file_stays_in_its_directory_and_goes_alone() {
     drop(listener);
     assert!(own.exists());
 }
+
+#[test]
+fn the_file_of_a_socket_goes_and_that_of_another_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    for is_replaced in [false, true] {
+        let Listener { socket, mut file } = listen_for_vmm(&path).unwrap();
+        file.stay();
+        let another = is_replaced.then(|| {
+            std::fs::remove_file(&path).unwrap();
+            listen_for_vmm(&path).unwrap()
+        });
+        remove_file_of(socket, &path).unwrap();
+        assert_eq!(path.exists(), another.is_some());
+    }
+}

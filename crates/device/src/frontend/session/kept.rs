@@ -20,7 +20,7 @@ use vhost::vhost_user::{
 
 use super::{Kick, Places, Session, memory_error};
 use crate::frontend::request::{Identity, Model, RingPositions};
-use crate::socket::{Listener, listen_again, listen_for_vmm};
+use crate::socket::{Listener, listen_again, listen_for_vmm, remove_file_of};
 use sys::links::FileId;
 
 /// Which shape a record has. Another one is not read.
@@ -188,8 +188,17 @@ impl Keep {
     /// The socket that a predecessor left, if its file is still there.
     fn listener_of_before(&self) -> Option<(Listener, ListenerRecord)> {
         let item = self.keeper.take(&self.listener_key)?;
-        let record: ListenerRecord = serde_json::from_slice(&item.value).ok()?;
         let socket = item.descriptors.into_iter().next()?;
+        let record: ListenerRecord = match serde_json::from_slice(&item.value) {
+            Ok(record) => record,
+            Err(error) => {
+                let path = self.path.display();
+                tracing::warn!(%path, %error, "cannot read whose socket this was: VMMs that wait there are hung up on");
+                // A socket that is not removed is in the way of the next one, which says so.
+                let _ = remove_file_of(socket, &self.path);
+                return None;
+            }
+        };
         let listener = listen_again(socket, &self.path, record.file).ok()??;
         Some((listener, record))
     }
