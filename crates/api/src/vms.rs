@@ -459,6 +459,9 @@ pub struct Health {
     /// Whether a keeper keeps what VMMs and guests hold on to, for the next daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper: Option<bool>,
+    /// Whether the daemon was started with a keeper, and that has ended since.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeper_ended: bool,
     /// What it has taken over from the daemon before it, if the keeper has it know of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,

@@ -289,6 +289,9 @@ fn hindrance(
             )));
         }
     }
+    if daemon.hindrance.is_some() {
+        return Ok(daemon.hindrance.clone());
+    }
     if !daemon.keeper {
         return Ok(Some(
             "there is no keeper, so VMs would be cut off: `ringdown hold` and `serve --keeper` keep them".to_owned(),
@@ -298,8 +301,7 @@ fn hindrance(
     let unread = reads.map_err(|words| format!("the new program cannot go on: {words}"));
     let pid = running.pid.as_raw_nonzero().get();
     let around = || surroundings::hindrance(pid).filter(|_| running.unit.is_none());
-    let said = unread.err().or_else(|| daemon.hindrance.clone());
-    Ok(said.or_else(around))
+    Ok(unread.err().or_else(around))
 }
 
 /// What the new program would not serve as the daemon does.

@@ -3,6 +3,7 @@
 //! The item is written when a daemon takes over and when it is asked to end. One that says nothing of an end was left by a daemon that died: then the
 //! keeper knows since when. A start may fail behind that, and the next one is to count from the first end: so this is written down at once.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use api::{DaemonEnd, EventDetails, EventKind, Restart};
@@ -15,6 +16,9 @@ use crate::in_force::Parts;
 
 /// Under which the keeper has it.
 const KEY: &str = "daemon";
+
+/// How often it is looked whether the keeper lives.
+const KEEPER_LOOK: Duration = Duration::from_secs(1);
 
 /// What is kept of a daemon.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -78,6 +82,14 @@ pub(crate) fn take_over(parts: &mut Parts, before: Option<Before>) {
     };
     parts.events.tell(EventKind::Restarted, details);
     parts.restart = Some(restart);
+}
+
+/// Has the log say when the keeper ends.
+pub(crate) async fn watch(keeper: Arc<Keeper>) {
+    while keeper.lives() {
+        tokio::time::sleep(KEEPER_LOOK).await;
+    }
+    tracing::error!("{}", keeper.ended());
 }
 
 /// Leaves everything to the next daemon, as this one was asked to end.

@@ -311,6 +311,9 @@ impl Daemon {
                 .map_err(system("start the watchdog thread"))?;
             tokio::spawn(log_budget::report());
             tokio::spawn(parts.events.clone().tell_held());
+            if let Some(keeper) = &parts.keeper {
+                tokio::spawn(restart::watch(keeper.clone()));
+            }
             let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
             let end = end(control.clone()).map_err(system("watch for the end"))?;
             // The worker holds the other end of the channel for as long as its thread lives.

@@ -53,13 +53,13 @@ pub enum KeeperError {
     )]
     Silent { path: PathBuf },
     #[error(
+        "the keeper at {} has ended since the daemon was started, and one that was started since knows nothing of it: see that a keeper runs, and restart the daemon when VMs may be started anew", path.display()
+    )]
+    Ended { path: PathBuf },
+    #[error(
         "this process may not have as many open files as the keeper has: those of {key:?} and what comes behind it found no room. Start it with a higher limit (`ulimit -Hn`, LimitNOFILE=); the keeper has everything until then"
     )]
     Cut { key: String },
-    #[error(
-        "the keeper at {} is not the one that this daemon has: restart the daemon when VMs may be started anew", path.display()
-    )]
-    Another { path: PathBuf },
 }
 
 /// What is kept under a key.
@@ -155,18 +155,27 @@ impl Keeper {
         poll(&mut ends, Some(&Timespec::default())) == Ok(0)
     }
 
+    /// What to say of a keeper that has ended.
+    pub fn ended(&self) -> KeeperError {
+        let path = self.path.clone();
+        KeeperError::Ended { path }
+    }
+
     /// Asks the keeper something, and waits for its answer: one that is stopped lives, and keeps nothing more.
     ///
     /// # Errors
     /// [`KeeperError`].
     pub fn ask(&self) -> Result<(), KeeperError> {
         let path = &self.path;
+        if !self.lives() {
+            return Err(self.ended());
+        }
         let socket = open(path)?;
         // Keepers of before know no question. This one they refuse, as they have a daemon.
         ask(&socket, path, Kind::Attach)?;
         match answer(&socket, path)?.kind {
             Kind::Busy => Ok(()),
-            _ => Err(KeeperError::Another { path: path.clone() }),
+            _ => Err(self.ended()),
         }
     }
 

@@ -217,7 +217,7 @@ fn a_keeper_answers_its_daemon_and_another_one_does_not_do_for_it() {
     let another = Holder::listen(&running.path()).unwrap();
     let thread = std::thread::spawn(move || another.run());
     let refused = daemon.ask().unwrap_err();
-    assert!(matches!(refused, KeeperError::Another { .. }), "{refused}");
+    assert!(matches!(refused, KeeperError::Ended { .. }), "{refused}");
     while let Err(KeeperError::InUse { .. }) = release(&running.path()) {
         std::thread::yield_now();
     }

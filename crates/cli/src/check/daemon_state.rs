@@ -15,6 +15,8 @@ use crate::quote::quote;
 
 const ABOUT: &str = "daemon";
 
+const ABOUT_KEEPER: &str = "keeper";
+
 pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -> Vec<Finding> {
     match client.list() {
         Ok(list) => {
@@ -75,18 +77,25 @@ pub(super) fn keeper(health: &Health) -> Vec<Finding> {
     let Some(has_keeper) = health.keeper else {
         return Vec::new();
     };
-    let found = match has_keeper {
-        true => "in use: lines and networks of VMs, QEMU's too, go on when the daemon is restarted",
-        false => {
-            "none, or it has ended since the daemon was started: a restart of the daemon cuts VMs off, and QEMU has to be started anew (`ringdown hold` and `serve --keeper` keep them)"
-        }
+    let finding = match has_keeper {
+        true => Finding::fine(
+            ABOUT_KEEPER,
+            "in use: lines and networks of VMs, QEMU's too, go on when the daemon is restarted",
+        ),
+        false if health.keeper_ended => Finding::warning(
+            ABOUT_KEEPER,
+            "it has ended since the daemon was started, and the daemon uses no other: a restart of the daemon cuts VMs off, and QEMU has to be started anew",
+            "when VMs may be started anew: see that a keeper runs (`systemctl restart ringdown-keeper`), and restart the daemon",
+        ),
+        false => Finding::fine(
+            ABOUT_KEEPER,
+            "none: a restart of the daemon cuts VMs off, and QEMU has to be started anew (`ringdown hold` and `serve --keeper` keep them)",
+        ),
     };
     let restart = health.restart.iter();
     let restart = restart.map(|restart| format!("{} {restart}", restart.time));
-    std::iter::once(found.to_owned())
-        .chain(restart)
-        .map(|found| Finding::fine("keeper", found))
-        .collect()
+    let restart = restart.map(|found| Finding::fine(ABOUT_KEEPER, found));
+    std::iter::once(finding).chain(restart).collect()
 }
 
 /// Host sockets that this user may not connect to. Users with read access only have none.

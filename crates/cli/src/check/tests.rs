@@ -314,19 +314,22 @@ fn a_published_port_whose_last_caller_was_refused_is_found() {
 
 #[test]
 fn a_keeper_is_told_of_in_one_line() {
-    let found = |keeper| {
+    let found = |keeper, keeper_ended| {
         let health = api::Health {
             version: String::new(),
             pid: 1,
             vms: 0,
             config: None,
             keeper,
+            keeper_ended,
             restart: None,
         };
         let mut findings = daemon_state::keeper(&health).into_iter();
         findings.next().map(|finding| finding.found)
     };
-    assert!(found(Some(true)).unwrap().starts_with("in use: "));
-    assert!(found(Some(false)).unwrap().starts_with("none, or "));
-    assert!(found(None).is_none(), "a daemon of before");
+    assert!(found(Some(true), false).unwrap().starts_with("in use: "));
+    assert!(found(Some(false), false).unwrap().starts_with("none: "));
+    let ended = found(Some(false), true).unwrap();
+    assert!(ended.starts_with("it has ended"), "{ended}");
+    assert!(found(None, false).is_none(), "a daemon of before");
 }

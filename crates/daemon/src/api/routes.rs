@@ -118,6 +118,7 @@ async fn health(State(control): Shared) -> Json<Health> {
         vms: control.count(),
         config: control.parts.settings.file.clone(),
         keeper: Some(control.has_keeper()),
+        keeper_ended: control.has_lost_keeper(),
         restart: control.parts.restart.clone(),
     })
 }

@@ -69,16 +69,19 @@ impl Control {
     }
 
     fn has_way(&self) -> Result<(), ControlError> {
-        match &self.parts.keeper {
-            Some(keeper) if keeper.lives() => Ok(keeper.ask()?),
-            _ => Err(ControlError::NoKeeper),
-        }
+        let keeper = self.parts.keeper.as_ref();
+        Ok(keeper.ok_or(ControlError::NoKeeper)?.ask()?)
     }
 
     /// Whether a keeper lives that has what the next daemon goes on with.
     pub fn has_keeper(&self) -> bool {
         let keeper = self.parts.keeper.as_ref();
         keeper.is_some_and(|keeper| keeper.lives())
+    }
+
+    /// Whether the daemon was started with a keeper, and that has ended.
+    pub fn has_lost_keeper(&self) -> bool {
+        self.parts.keeper.is_some() && !self.has_keeper()
     }
 
     /// Waits until the daemon is to hand over.

@@ -441,3 +441,43 @@ fn what_was_kept_otherwise_costs_its_own_line() {
         drop(db);
     }
 }
+
+const LISTENER_CHANGES: [Change; 3] = [
+    |keeper, key, _, descriptors| keeper.put(key, b"", descriptors).unwrap(),
+    |keeper, key, _, descriptors| keeper.put(key, b"{}", descriptors).unwrap(),
+    |keeper, key, value, descriptors| {
+        let text = std::str::from_utf8(value).unwrap();
+        // Another file's number.
+        let other = text.replace("\"file\":[", "\"file\":[9");
+        assert_ne!(other, text);
+        keeper.put(key, other.as_bytes(), descriptors).unwrap();
+    },
+];
+
+#[test]
+fn a_socket_that_was_kept_otherwise_is_made_anew() {
+    for change in LISTENER_CHANGES {
+        let host = Host::new();
+        let mut first = host.fabric();
+        let guest = Guest::connect(&host.socket());
+        runs(&mut first.0);
+        end(first, &[&guest]);
+
+        let keeper = host.attach();
+        let key = format!("listener:{}", host.socket().display());
+        let item = keeper.take(&key).unwrap();
+        let descriptors: Vec<_> = item.descriptors.iter().map(AsFd::as_fd).collect();
+        change(&keeper, &key, &item.value, &descriptors);
+        drop((item, keeper));
+
+        // The guest goes on, and another VMM finds a socket when it has gone.
+        let (mut second, _keeper) = host.fabric();
+        runs(&mut second);
+        drop(guest);
+        turn_until(&mut second, "the VMM has gone", |fabric| {
+            !fabric.lines()[0].report.up
+        });
+        let _another = Guest::connect(&host.socket());
+        runs(&mut second);
+    }
+}

@@ -189,18 +189,21 @@ impl Keep {
     fn listener_of_before(&self) -> Option<(Listener, ListenerRecord)> {
         let item = self.keeper.take(&self.listener_key)?;
         let socket = item.descriptors.into_iter().next()?;
-        let record: ListenerRecord = match serde_json::from_slice(&item.value) {
-            Ok(record) => record,
-            Err(error) => {
-                let path = self.path.display();
-                tracing::warn!(%path, %error, "cannot read whose socket this was: VMMs that wait there are hung up on");
-                // A socket that is not removed is in the way of the next one, which says so.
-                let _ = remove_file_of(socket, &self.path);
-                return None;
-            }
+        let again = |socket| {
+            let record: ListenerRecord = serde_json::from_slice(&item.value)?;
+            let listener = listen_again(socket, &self.path, record.file)?;
+            Ok::<_, io::Error>(listener.map(|listener| (listener, record)))
         };
-        let listener = listen_again(socket, &self.path, record.file).ok()??;
-        Some((listener, record))
+        match socket.try_clone().and_then(again) {
+            Ok(Some(found)) => return Some(found),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(path = %self.path.display(), %error, "cannot go on with a socket that the daemon before left: a VMM that waits there has to be started anew");
+            }
+        }
+        // The keeper has it until it is replaced, and so its file would be that of a socket in use. It may be no socket, or have no file.
+        let _ = remove_file_of(socket, &self.path);
+        None
     }
 
     /// Whether another daemon goes on with what this one lets go of.

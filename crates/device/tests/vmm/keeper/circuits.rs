@@ -408,7 +408,7 @@ fn a_guest_without_room_hears_of_a_refusal_by_another_fabric() {
     let mut running = start(&host, false);
     let [web, db] = configs(&host);
     let mut guest = Guest::connect(&web.vhost_user);
-    let _other = Guest::connect(&db.vhost_user);
+    let other = Guest::connect(&db.vhost_user);
     turn_until(&mut running.0, "both run", |fabric| {
         fabric.lines().iter().all(|line| line.report.up)
     });
@@ -424,7 +424,7 @@ fn a_guest_without_room_hears_of_a_refusal_by_another_fabric() {
         guest.given_back(TX) == 1
     });
     for is_reversed in [true, false] {
-        end(running, &[&guest]);
+        end(running, &[&guest, &other]);
         running = start(&host, is_reversed);
     }
     let buffer = guest.buffer(BUFFER);
