@@ -542,3 +542,18 @@ fn where_something_else_starts_the_daemon_too_one_serves() {
     assert_ne!(host.pid(), before);
     assert_eq!(host.restart()["restarts"], 2);
 }
+
+#[test]
+fn the_log_of_a_daemon_that_hands_over_does_not_say_that_vmms_go() {
+    let mut host = Host::start();
+    let vmm = UnixStream::connect(host.path().join("web.vhost")).unwrap();
+    while !host.log().contains("VMM connected") {
+        std::thread::yield_now();
+    }
+    let done = host.upgrade(&[]);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    assert!(host.daemon.take().unwrap().0.wait().unwrap().success());
+    let log = host.log();
+    assert!(!log.contains("VMM disconnected"), "{log}");
+    drop(vmm);
+}

@@ -199,14 +199,16 @@ fn serve(
             false => converse(stream, &mut another, caller, model, (keep, before)),
         };
         let copy = replace(connection, None);
-        if let (Some(keep), Some(stream)) = (keep, &copy) {
-            let_go(keep, stream, stop);
-        }
+        let is_left = match (keep, &copy) {
+            (Some(keep), Some(stream)) => !let_go(keep, stream, stop),
+            _ => false,
+        };
         drop(copy);
         let words = fault.clone();
         let _ = caller.call(Request::Detach { fault });
         // Said when nothing of it is left.
         match words {
+            None if is_left => tracing::info!(vm, network, "left the VMM to the next daemon"),
             None => tracing::info!(vm, network, "VMM disconnected"),
             Some(error) => {
                 tracing::warn!(vm, network, %error, "the VMM's connection ended with an error")
@@ -215,10 +217,11 @@ fn serve(
     }
 }
 
-/// Has the keeper let go of a VMM, unless the thread ends because the daemon ends, or cannot start: then the VMM is the next one's.
-fn let_go(keep: &Keep, stream: &UnixStream, stop: &OwnedFd) {
+/// Has the keeper let go of a VMM, unless the thread ends because the daemon ends, or cannot start: then the VMM is the next one's. Returns whether
+/// it has let go.
+fn let_go(keep: &Keep, stream: &UnixStream, stop: &OwnedFd) -> bool {
     if keep.is_for_another() && stop_requested(stop, Duration::ZERO) {
-        return;
+        return false;
     }
     // Files that were sent and not received are closed with the last descriptor of the connection, which may be the keeper's. Here that may take as long as the
     // VMM likes, and none of its connections is accepted meanwhile.
@@ -227,6 +230,7 @@ fn let_go(keep: &Keep, stream: &UnixStream, stop: &OwnedFd) {
     // Without room for descriptors, the kernel closes them.
     while let Ok((1.., _)) | Err(Errno::INTR) = recv(stream, &mut bytes, RecvFlags::DONTWAIT) {}
     keep.hang_up();
+    true
 }
 
 /// Whether a VMM has connected, and not the thread's end been asked for.

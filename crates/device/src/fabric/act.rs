@@ -89,6 +89,10 @@ impl Fabric {
                 destination_port,
                 reason,
             } => {
+                // What ends with this daemon goes on in the next one, or is reset by that.
+                if self.handover.left.is_some() {
+                    return;
+                }
                 let Some(line) = self.line(line) else { return };
                 let vm = line.name.as_str();
                 tracing::info!(vm, source_port, destination_cid, destination_port, %reason, "refused or cut short");

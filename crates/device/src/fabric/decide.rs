@@ -54,6 +54,11 @@ impl Fabric {
         let Some(ended) = self.switch.take_ended(id) else {
             return;
         };
+        let left = self.handover.left.as_ref();
+        if left.is_some_and(|left| left.contains(&id)) {
+            // It ends here, and goes on in the next daemon.
+            return;
+        }
         let circuit = self.snapshot(&ended.circuit);
         let reason = ended.reason;
         let circuit = &circuit;

@@ -4,7 +4,7 @@
 //! did beyond it has not happened, for it was seen by no guest. Packets that are parked are in their senders' rings, and are found there again. What
 //! is stored in memory of our own is lost, and its circuits are reset, as are those with ends at the host.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,6 +72,8 @@ pub(super) struct Handover {
     /// Payload that circuits have left in the rings of a line that goes on, in bytes: until it is found there.
     unparked: HashMap<LineId, HashMap<(CircuitId, Side), u32>>,
     taken_over: Option<TakenOver>,
+    /// The circuits that the next fabric goes on with, once everything is left to it.
+    pub(super) left: Option<HashSet<CircuitId>>,
 }
 
 /// What a fabric has taken over from the one before it.
@@ -374,6 +376,7 @@ impl Fabric {
 
     /// Leaves everything to a successor, as it stands.
     pub(super) fn leave_guests(&mut self) {
+        self.handover.left = Some(self.circuits_that_go_on());
         self.publish();
         self.handover.journal = None;
         for (_, line) in &mut self.lines {

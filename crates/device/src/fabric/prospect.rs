@@ -1,9 +1,9 @@
 //! What would go on if the daemon ended now, and another one followed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use policy::LineId;
-use vsock::CircuitReport;
+use vsock::{CircuitId, CircuitReport};
 
 use super::Fabric;
 use super::journal::ring_record;
@@ -56,6 +56,20 @@ impl Fabric {
         let circuits = self.switch.circuits_at(places);
         let prospects = circuits.map(|circuit| self.circuit_prospect(&circuit));
         (prospects.collect(), next)
+    }
+
+    /// The circuits that would go on.
+    pub(super) fn circuits_that_go_on(&self) -> HashSet<CircuitId> {
+        let (mut found, mut next) = (HashSet::new(), Some(0));
+        while let Some(from) = next {
+            let (places, after) = self.slice(from);
+            let circuits = self.switch.circuits_at(places);
+            let goes_on = circuits
+                .filter(|circuit| self.circuit_prospect(circuit) == CircuitProspect::GoesOn);
+            found.extend(goes_on.map(|circuit| circuit.id));
+            next = after;
+        }
+        found
     }
 
     fn circuit_prospect(&self, circuit: &CircuitReport) -> CircuitProspect {

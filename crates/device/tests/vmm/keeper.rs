@@ -80,15 +80,19 @@ impl Host {
 
 /// Ends as a process does: nothing is put in order. What the VMMs have said is answered and kept by then.
 fn end((mut fabric, keeper): (Fabric, Arc<Keeper>), guests: &[&Guest]) {
+    wait_until_kept(&mut fabric, guests);
+    keeper.leave();
+    drop(fabric);
+    drop(keeper);
+}
+
+fn wait_until_kept(fabric: &mut Fabric, guests: &[&Guest]) {
     for guest in guests {
         guest.wait_for_answer(|| fabric.turn(Some(Duration::from_millis(1))).unwrap());
     }
     for line in fabric.lines() {
         wait_for_poll(&format!("vhost-{}", line.report.address.name));
     }
-    keeper.leave();
-    drop(fabric);
-    drop(keeper);
 }
 
 /// Waits until a thread of this name waits itself, for the next message.

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use device::{CircuitFilter, Fabric, LineConfig};
+use device::{CircuitFilter, Fabric, LineConfig, Observation};
 use guestmem_driver::RawDescriptor;
 use keeper::Keeper;
 use vsock::CircuitState;
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
-use super::{Host, end};
+use super::{Host, end, wait_until_kept};
 use crate::guest::{Guest, RX, TX};
 use crate::turns::{allow_everyone, header};
 use crate::{config_of, turn_until};
@@ -443,4 +443,28 @@ fn a_guest_without_room_hears_of_a_refusal_by_another_fabric() {
         ..Header::default()
     };
     assert_eq!(read_header(&guest, buffer), refusal);
+}
+
+/// As a daemon ends that was asked to.
+#[test]
+fn nothing_is_said_of_the_end_of_what_goes_on() {
+    let mut scene = Scene::new();
+    let (sender, ended) = std::sync::mpsc::channel();
+    scene.fabric().set_observer(Box::new(move |observation| {
+        // Nobody listens once the test is over.
+        let is_end = matches!(observation, Observation::CircuitEnded { .. });
+        let _ = sender.send(is_end);
+    }));
+    let (mut fabric, keeper) = scene.running.take().unwrap();
+    wait_until_kept(&mut fabric, &[&scene.sender, &scene.receiver]);
+    keeper.leave();
+    fabric.stop();
+    assert!(!ended.try_iter().any(|is_end| is_end));
+    drop((fabric, keeper));
+    scene.running = Some(start(&scene.host, false));
+    turn_until(scene.fabric(), "it goes on", |fabric| {
+        fabric.taken_over().is_some()
+    });
+    let cost = scene.fabric().taken_over().unwrap();
+    assert_eq!((cost.circuits, cost.reset), (1, 0));
 }
