@@ -168,14 +168,14 @@ fn a_packet_under_suspicion_takes_many_turns() {
     guest.offer(TX, packet, 1);
     guest.kick(TX);
     let (mut turns, mut received) = (0, 0);
-    turn_until(&mut fabric, "all of it", |_| {
+    turn_until(&mut fabric, "all of it", |fabric| {
+        assert_eq!(ended(fabric), 0);
         let len = receive();
         turns += u32::from(len > 0);
         received += len;
         received == LEN as usize
     });
     assert!(turns >= LEAST_TURNS, "{turns} turns");
-    assert_eq!(ended(&fabric), 0);
 }
 
 /// Programs that make calls slow, and another one for which messages are kept.
