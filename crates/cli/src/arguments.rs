@@ -415,8 +415,9 @@ Examples:
 With -t on a terminal each key is the command's, Ctrl-C too. As in ssh, Enter, ~ and . leave a guest that takes none, with exit code 255; Enter, ~ and ~
 send one ~.
 
-Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be
-executed; 255 if the connection broke before the command's end was known, or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, gives no
+Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be executed;
+255 if the connection broke before the command's end was known, as when the daemon is restarted (the agent then hangs the command
+up, and kills it if it does not go), or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, gives no
 answer, or is not to be reached by this user, 2 if the command line is wrong or too long: nothing was started then.")]
 pub struct Exec {
     /// Name of the VM, or DOMAIN/NAME

@@ -236,7 +236,10 @@ pub trait LineWorker: Send + Sync + 'static {
     ) -> Result<(), LineError>;
 
     /// Cuts the circuits with programs of the host, and waits until those of channels have ended, which are killed if they do not. Guests' circuits go on.
-    fn end_host_calls(&self) {}
+    /// Returns how many circuits it cuts.
+    fn end_host_calls(&self) -> usize {
+        0
+    }
 
     /// Closes every line, removes every socket and ends the worker's threads.
     fn stop(&self);

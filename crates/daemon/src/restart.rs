@@ -28,6 +28,9 @@ struct Life {
     restarts: u64,
     /// How it ended, and when: the time since the machine's boot, in milliseconds.
     ended: Option<(DaemonEnd, Option<u64>)>,
+    /// Circuits with programs of the host that it cut as it was stopped: the journal has them no more.
+    #[serde(default)]
+    cut: usize,
 }
 
 /// Notes how the daemon before ended, before anything else is done about it.
@@ -59,7 +62,7 @@ pub(crate) fn take_over(parts: &mut Parts, before: Option<Before>) {
     keeper.run();
     let pause_end = now_ms();
     let restarts = before.as_ref().map_or(0, |before| before.0.restarts + 1);
-    keep(keeper, &Life::of_now(restarts, None));
+    keep(keeper, &Life::of_now(restarts, None, 0));
     let taken_over = parts.worker.taken_over();
     let Some(Before(life)) = before else { return };
     let Some((ended, at)) = life.ended else {
@@ -73,7 +76,7 @@ pub(crate) fn take_over(parts: &mut Parts, before: Option<Before>) {
         pause_ms: at.map(|at| pause_end.saturating_sub(at)),
         lines: taken_over.lines as u64,
         circuits: taken_over.circuits as u64,
-        reset: taken_over.reset as u64,
+        reset: (taken_over.reset + life.cut) as u64,
     };
     tracing::info!("{restart}");
     let details = EventDetails {
@@ -93,17 +96,18 @@ pub(crate) async fn watch(keeper: Arc<Keeper>) {
 }
 
 /// Leaves everything to the next daemon, as this one was asked to end.
-pub(crate) fn leave(keeper: &Keeper, restarts: u64) {
+pub(crate) fn leave(keeper: &Keeper, restarts: u64, cut: usize) {
     let ended = Some((DaemonEnd::Stopped, Some(now_ms())));
-    keep(keeper, &Life::of_now(restarts, ended));
+    keep(keeper, &Life::of_now(restarts, ended, cut));
 }
 
 impl Life {
-    fn of_now(restarts: u64, ended: Option<(DaemonEnd, Option<u64>)>) -> Life {
+    fn of_now(restarts: u64, ended: Option<(DaemonEnd, Option<u64>)>, cut: usize) -> Life {
         Life {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             restarts,
             ended,
+            cut,
         }
     }
 }

@@ -337,11 +337,11 @@ impl Daemon {
             Ok(())
         });
         // Programs may take their time to end: guests' circuits go on meanwhile.
-        parts.worker.end_host_calls();
+        let cut = parts.worker.end_host_calls();
         parts.offers.stop();
         if let Some(keeper) = keeper {
             if ended.is_ok() {
-                restart::leave(&keeper, restarts);
+                restart::leave(&keeper, restarts, cut);
             }
             keeper.leave();
         }

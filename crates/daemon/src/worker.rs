@@ -385,12 +385,13 @@ impl LineWorker for Worker {
         }
     }
 
-    fn end_host_calls(&self) {
-        self.orders.ask(Fabric::end_host_calls);
+    fn end_host_calls(&self) -> usize {
+        let count = self.orders.ask(Fabric::end_host_calls);
         // All are told before any is waited for.
         let VmsChannels { server, by_vm } = std::mem::take(&mut *sys::lock(&self.channels));
         drop(by_vm);
         drop(server);
+        count.unwrap_or_default()
     }
 
     fn stop(&self) {

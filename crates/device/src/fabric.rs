@@ -313,13 +313,14 @@ impl Fabric {
     }
 
     /// Cuts the circuits with programs of the host, and makes no more of them for services and published ports. Guests' circuits go on:
-    /// programs that serve these calls may take their time to end.
-    pub fn end_host_calls(&mut self) {
+    /// programs that serve these calls may take their time to end. Returns how many it cuts.
+    pub fn end_host_calls(&mut self) -> usize {
         self.ends_host_calls = true;
         self.dialer = None;
-        self.switch.cut_host_circuits(self.now, &mut self.actions);
+        let count = self.switch.cut_host_circuits(self.now, &mut self.actions);
         self.carry_out();
         self.cut_all();
+        count
     }
 
     /// Makes the cuts that have begun: a circuit that is not cut looks like one that has ended when its sockets are closed.

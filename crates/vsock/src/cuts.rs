@@ -21,7 +21,7 @@ impl Switch {
     }
 
     /// Cuts the circuits with programs of the host, the first of them now and the others at the next ticks.
-    pub fn cut_host_circuits(&mut self, now: Time, actions: &mut Vec<Action>) {
+    pub fn cut_host_circuits(&mut self, now: Time, actions: &mut Vec<Action>) -> usize {
         let is_with_host = |circuit: &Circuit| {
             let mut ends = circuit.ends.iter();
             ends.any(|end| !end.gone && matches!(end.party, Party::Host))
@@ -29,12 +29,14 @@ impl Switch {
         let concerned = self.circuits.iter();
         let concerned = concerned.filter(|(_, circuit)| is_with_host(circuit));
         let circuits: Vec<_> = concerned.map(|(_, circuit)| (circuit.id, None)).collect();
+        let count = circuits.len();
         let cut = Cut {
             circuits: circuits.into_iter(),
             reason: Reason::Operator,
             removed: None,
         };
         self.cut(now, cut, actions);
+        count
     }
 
     /// Cuts what comes first of these circuits, and leaves the rest to the ticks that follow. Cuts are made in the order in which they began, so

@@ -42,18 +42,21 @@ fn in_words(
     line_hint: Option<&str>,
     has_daemon_ended: impl FnOnce() -> bool,
 ) -> String {
-    let hint = match error {
-        ExecError::Guest(GuestError::Broken(_)) | ExecError::NotReached(_) => {
-            has_daemon_ended().then_some(DAEMON_ENDED)
-        }
-        error => line_hint.filter(|_| error.exit_code() == NO_COMMAND),
+    let of_daemon = || has_daemon_ended().then_some(DAEMON_ENDED);
+    let hints = match error {
+        ExecError::Guest(GuestError::Broken(_)) => [of_daemon(), Some(HUNG_UP)],
+        ExecError::NotReached(_) => [of_daemon(), None],
+        error => [line_hint.filter(|_| error.exit_code() == NO_COMMAND), None],
     };
-    let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
-    format!("{error}{hint}")
+    let hints = hints.into_iter().flatten().map(|hint| format!("; {hint}"));
+    format!("{error}{}", hints.collect::<String>())
 }
 
 /// Why the connection broke, if no daemon answers any more.
 const DAEMON_ENDED: &str = "the daemon has ended";
+
+/// What becomes of what was started.
+const HUNG_UP: &str = "the agent hangs the command up, and kills it if it does not go";
 
 /// Where one word is a whole line: ssh gives it to a shell, and `exec` does not.
 fn line_hint(command: &[OsString]) -> Option<&'static str> {
@@ -99,7 +102,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let client = Client::new(Some(directory.path()));
         let words = |error: &ExecError| in_words(error, None, || client.has_ended());
-        assert!(words(&broken).ends_with("; the daemon has ended"));
+        assert!(words(&broken).contains("; the daemon has ended; the agent hangs the command up"));
         assert!(!words(&ExecError::Interrupted).contains("daemon"));
         let _daemon = std::os::unix::net::UnixListener::bind(directory.path().join("control.sock"));
         assert!(!words(&broken).contains("the daemon has ended"));
