@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use config::listeners::Spoken;
+use rustix::net::RecvFlags;
 use tokio::net::UdpSocket;
 use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep_until};
@@ -15,7 +16,7 @@ use vsock::Reason;
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use super::identity::About;
 use super::own::OwnListeners;
-use super::tcp::{ends, reason_of, refuse_own};
+use super::tcp::{reason_of, refuse_own};
 
 /// How long a session lives without a datagram in either direction.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -59,16 +60,24 @@ pub(crate) async fn connect(
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let connect = async {
-        let socket = UdpSocket::bind((any, 0)).await?;
-        socket.connect(server).await?;
-        Ok(socket)
-    };
     let failed = |error: io::Error| reason_of(&error, about);
-    let socket: UdpSocket = connect.await.map_err(failed)?;
-    let (from, to) = ends(socket.local_addr(), socket.peer_addr())?;
+    let socket = UdpSocket::bind((any, 0)).await.map_err(failed)?;
+    let (from, to) = speak_to(&socket, server).await.map_err(failed)?;
     refuse_own(Some(from), to, Spoken::Udp, about, own)?;
     Ok(Server { socket, from, to })
+}
+
+/// Connects a socket, and returns both its ends. What others have sent to it before is gone.
+async fn speak_to(socket: &UdpSocket, server: SocketAddr) -> io::Result<(SocketAddr, SocketAddr)> {
+    socket.connect(server).await?;
+    let ends = (socket.local_addr()?, socket.peer_addr()?);
+    if ends.0 == ends.1 {
+        // The system chose the server's port, which is free while the server is away.
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    while rustix::net::recv(socket, &mut [0], flags).is_ok() {}
+    Ok(ends)
 }
 
 /// Carries datagrams until the guest ends the circuit, the server turns out not to be there, or nothing moves any more. `header` is
@@ -190,6 +199,31 @@ mod tests {
                 tokio::join!(relay(halves, (&socket, &own), b"", IDLE_TIMEOUT), speak);
             assert!(result.is_ok());
             assert_eq!(start.elapsed().as_secs(), 2 * IDLE_TIMEOUT.as_secs());
+        });
+    }
+
+    #[test]
+    fn a_session_is_with_the_server_alone() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let bound = || UdpSocket::bind("127.0.0.1:0");
+            let server = bound().await.expect("a socket");
+            let (stranger, socket) = (bound().await.expect("one"), bound().await.expect("one"));
+            let own = socket.local_addr().expect("an address");
+            for _ in 0..3 {
+                stranger.send_to(b"stranger", own).await.expect("sent");
+            }
+            let to = server.local_addr().expect("an address");
+            assert_eq!(speak_to(&socket, to).await.expect("connected"), (own, to));
+            server.send_to(b"server", own).await.expect("sent");
+            let mut buffer = [0; 16];
+            let len = socket.recv(&mut buffer).await.expect("received");
+            assert_eq!(&buffer[..len], b"server");
+            let error = speak_to(&socket, own).await.expect_err("no server");
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
         });
     }
 
