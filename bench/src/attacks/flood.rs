@@ -252,7 +252,7 @@ fn half_circuits(scene: &mut Scene<'_>) {
         .collect();
     let words = FromAgent::Unlisten { port: 1 }.to_string().repeat(4096);
     let (mut said, mut taken) = (0, Vec::new());
-    let arrived = drive(&mut [&mut guest], 6 * PATIENCE, |guests| {
+    let arrived = drive(&mut [&mut guest], PATIENCE, |guests| {
         let sent = guests[0].try_send(session, &words.as_bytes()[said..]);
         said = (said + sent.expect("the session goes on")) % words.len();
         taken.extend(listener.try_accept());

@@ -22,7 +22,7 @@ use super::log;
 pub(super) const ECHO_PORT: u32 = 7;
 
 /// How long anything that must happen may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// At rest is a daemon that uses at most one tick of its processor's clock in this time.
 const REST_WINDOW: Duration = Duration::from_millis(60);
