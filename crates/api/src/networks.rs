@@ -141,8 +141,8 @@ pub struct VmPort {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub ipv6: Option<Ipv6Addr>,
-    /// Why its last VMM's connection ended, or the guest's card failed, if that was no orderly end. Forgotten when another VMM connects, and when a guest's
-    /// driver runs again.
+    /// Why its last VMM's connection ended, or the guest's card failed, if that was no orderly end. Forgotten when another VMM speaks vhost-user
+    /// there, and when a guest's driver runs again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 256)]
     pub last_fault: Option<String>,

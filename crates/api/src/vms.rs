@@ -290,7 +290,7 @@ pub struct VmStatus {
     #[serde(default)]
     pub attached: bool,
     /// Why its last VMM's connection ended, or the guest's device failed or cannot be served, if that was no orderly end. Forgotten when another VMM
-    /// connects, and when a guest's driver runs again.
+    /// speaks vhost-user there, and when a guest's driver runs again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 256)]
     pub last_fault: Option<String>,

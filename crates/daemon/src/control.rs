@@ -291,7 +291,9 @@ impl Control {
                     in_vain_from = begun;
                 }
                 let is_in_vain = in_vain.is_some();
-                if now >= deadline || is_in_vain && (status.attached || now >= in_vain_from) {
+                // What has connected after one that was cut off may be a VMM that is about to speak.
+                let is_lost = status.attached && !status.cut_off;
+                if now >= deadline || is_in_vain && (is_lost || now >= in_vain_from) {
                     return Err(ControlError::NotReady {
                         name: name.to_owned(),
                         state: status.state,

@@ -69,7 +69,7 @@ pub struct LineStatus {
     pub cid: u32,
     /// A VMM is connected to the vhost-user socket.
     pub attached: bool,
-    /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM connects or a driver runs again.
+    /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM speaks or a driver runs again.
     pub last_fault: Option<String>,
     /// The last VMM was hung up on for that.
     pub cut_off: bool,

@@ -69,7 +69,7 @@ pub struct PortStatus {
     pub attached: bool,
     /// The guest's driver runs its rings.
     pub driver_ready: bool,
-    /// Why the last VMM's connection, or the guest's card, ended as it should not, until another VMM connects or a driver runs again.
+    /// Why the last VMM's connection, or the guest's card, ended as it should not, until another VMM speaks or a driver runs again.
     pub last_fault: Option<String>,
     /// What has happened at it since it was added: what [`switch_counters`] names, and of a VM's port `dropped_frames` (that were for the
     /// guest, which had no room for them), `interrupts` and `kicks`, and `interrupts_saved` and `kicks_saved` (for as many batches none was

@@ -116,7 +116,7 @@ pub struct LineSnapshot {
     pub report: LineReport,
     /// Whether a VMM is connected.
     pub attached: bool,
-    /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM connects or a driver runs
+    /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM speaks or a driver runs
     /// again: up to [`MAX_FAULT_CHARS`](crate::MAX_FAULT_CHARS), without control characters.
     pub last_fault: Option<String>,
     /// The last VMM was hung up on for that.

@@ -42,7 +42,7 @@ fn is_gone(error: &io::Error) -> bool {
     )
 }
 
-/// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM connects or a driver runs again.
+/// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM speaks or a driver runs again.
 #[derive(Debug, Default)]
 pub(crate) struct LastFault {
     text: Option<String>,

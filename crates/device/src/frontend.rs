@@ -298,7 +298,11 @@ fn converse(
         });
         let mut session = locked(&session);
         match handled {
-            Ok(()) => has_spoken = true,
+            Ok(()) if has_spoken => (),
+            Ok(()) => match caller.call(Request::Speak) {
+                Ok(_) => has_spoken = true,
+                Err(error) => return fault_of(&error),
+            },
             Err(ProtocolError::InvalidMessage | ProtocolError::PartialMessage) if !has_spoken => {
                 return Some(NOT_VHOST_USER.to_owned());
             }
@@ -336,6 +340,7 @@ fn begin(
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
         return Ok((session, handler));
     };
+    caller.call(Request::Speak)?;
     let features = said.features();
     session.resume(said)?;
     // The handler has a state of its own, which only messages change: it gets the features again, on a connection whose place the VMM's then takes.

@@ -82,6 +82,11 @@ impl Fabric {
             Request::Attach => {
                 if let Some(line) = self.line(id) {
                     line.attached = true;
+                }
+                Ok(0)
+            }
+            Request::Speak => {
+                if let Some(line) = self.line(id) {
                     line.last_fault.clear();
                 }
                 Ok(0)

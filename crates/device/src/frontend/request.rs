@@ -47,8 +47,10 @@ pub(crate) type RingPositions = Vec<Option<Positions>>;
 /// What a VMM asks of the fabric.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// A VMM has connected.
+    /// Something has connected.
     Attach,
+    /// What has connected speaks vhost-user: what was wrong with the VMM before it is over.
+    Speak,
     /// Something is wrong with the VMM, which goes on all the same.
     Suspect { fault: &'static str },
     /// The VMM is gone. What it sent last is still to be read. If its connection did not end as it should, this says why.

@@ -45,10 +45,8 @@ impl NetFabric {
     fn obey(&mut self, number: usize, request: Request) -> Answer {
         let port = &mut self.ports[number];
         match request {
-            Request::Attach => {
-                port.attached = true;
-                port.last_fault.clear();
-            }
+            Request::Attach => port.attached = true,
+            Request::Speak => port.last_fault.clear(),
             Request::Suspect { fault } => port.last_fault.set_of_vmm(&fault),
             Request::Detach { fault } => {
                 port.attached = false;

@@ -103,11 +103,16 @@ fn a_fault_is_of_the_vmm_that_had_it_and_not_of_the_next_one() {
         !fabric.lines()[0].attached
     });
     assert!(fabric.lines()[0].last_fault.is_some());
-    let _next = UnixStream::connect(config(directory.path()).vhost_user).unwrap();
-    turn_until(&mut fabric, "another VMM is there", |fabric| {
+    let mut next = UnixStream::connect(config(directory.path()).vhost_user).unwrap();
+    turn_until(&mut fabric, "something is there", |fabric| {
         fabric.lines()[0].attached
     });
-    assert_eq!(fabric.lines()[0].last_fault, None);
+    assert!(fabric.lines()[0].last_fault.is_some());
+    next.write_all(&QUESTION).unwrap();
+    turn_until(&mut fabric, "it is a VMM", |fabric| {
+        fabric.lines()[0].last_fault.is_none()
+    });
+    assert!(fabric.lines()[0].attached);
 }
 
 /// As QEMU does with a guest that it pauses.

@@ -63,8 +63,9 @@ fn a_card_at_the_socket_of_a_vsock_device_is_told_of_as_long_as_it_is_there() {
     }
 }
 
+/// A serial port with `reconnect=1` is there again after a second, and its agent may say nothing for a while.
 #[test]
-fn what_does_not_speak_vhost_user_is_told_of() {
+fn what_does_not_speak_vhost_user_is_told_of_until_a_vmm_does() {
     let directory = tempfile::tempdir().unwrap();
     let mut fabric = fabric();
     let config = config(directory.path());
@@ -76,6 +77,26 @@ fn what_does_not_speak_vhost_user_is_told_of() {
     let fault = fault_of_line(&fabric).unwrap();
     assert!(fault.contains("does not speak vhost-user"), "{fault}");
     assert!(fault.contains("serial port"), "{fault}");
+    for _ in 0..3 {
+        port = UnixStream::connect(&config.vhost_user).unwrap();
+        turn_until(&mut fabric, "it is there again", |fabric| {
+            fabric.lines()[0].attached
+        });
+        assert_eq!(fault_of_line(&fabric).as_ref(), Some(&fault));
+        drop(port);
+        turn_until(&mut fabric, "it is gone", |fabric| {
+            !fabric.lines()[0].attached
+        });
+        assert_eq!(fault_of_line(&fabric).as_ref(), Some(&fault));
+    }
+    let mut vmm = UnixStream::connect(&config.vhost_user).unwrap();
+    ask(&mut vmm, || {
+        fabric.turn(Some(Duration::from_millis(5))).unwrap()
+    });
+    turn_until(&mut fabric, "a VMM is there", |fabric| {
+        fault_of_line(fabric).is_none()
+    });
+    assert!(fabric.lines()[0].attached && !fabric.lines()[0].cut_off);
 }
 
 #[test]

@@ -77,6 +77,8 @@ fn a_guest_that_kicks_rings_that_stay_blank_is_told_of_until_one_is_seen() {
             assert_eq!(setup.seen(&web), unseen());
             // It is of that VMM, and not of the next one.
             setup.ask(&web, Request::Attach).unwrap();
+            assert_eq!(setup.seen(&web), unseen());
+            setup.ask(&web, Request::Speak).unwrap();
             assert_eq!(setup.seen(&web).0, None);
             setup.restart(&web, &web.memory());
             assert_eq!(setup.seen(&web), SEEN);
