@@ -239,12 +239,12 @@ fn networks_of(vm: &VmStatus) -> impl Iterator<Item = &String> {
     vm.nets.iter().map(|port| &port.network)
 }
 
-/// Cards without a driver, of guests that have booted.
+/// Cards without a driver, of guests that have booted. Of one that is paused it is not known: its VMM has stopped the card's rings too.
 pub(super) fn idle_cards(vms: &[VmStatus], networks: &[NetworkDetails]) -> Vec<Finding> {
     let has_booted = |name: &String| {
         let mut vms = vms.iter();
         let is_booting = |vm: &VmStatus| matches!(vm.state, VmState::Waiting | VmState::Attached);
-        vms.any(|vm| vm.full_name() == *name && !is_booting(vm))
+        vms.any(|vm| vm.full_name() == *name && !is_booting(vm) && !vm.paused)
     };
     let mut findings = Vec::new();
     for details in networks {

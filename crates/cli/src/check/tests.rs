@@ -265,6 +265,9 @@ fn a_card_without_a_driver_is_named_once_its_guest_has_booted() {
     assert_eq!(found("attached", &network), 0);
     assert_eq!(found("booted", &network), 1);
     assert_eq!(found("ready", &network), 1);
+    let mut paused = vm("vsock", "ready");
+    paused.paused = true;
+    assert!(daemon_state::idle_cards(&[paused], std::slice::from_ref(&network)).is_empty());
     network.ports[0].driver_ready = true;
     assert_eq!(found("ready", &network), 0);
 }
