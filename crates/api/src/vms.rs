@@ -350,7 +350,7 @@ pub struct VmStatus {
 const ANOTHER_WAITS: &str = "another VMM waits at its socket until this one leaves";
 
 /// What is known of a guest that is paused.
-const PAUSED: &str = "its VMM has stopped its device: it is probably paused, and answers nothing until its VMM lets it go on";
+const PAUSED: &str = "its VMM has stopped its device: it is probably paused, and answers nothing until its VMM lets it go on (of QEMU: `cont`)";
 
 impl VmStatus {
     /// What is wrong with its line, or else with one of its cards.
@@ -380,6 +380,7 @@ impl VmStatus {
                 "a VMM is attached, but nothing in its guest answers any more: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup), or its kernel has stopped: see its console"
             }
             VmState::Waiting if self.kind == LineKind::Hybrid => "no VMM listens at its socket",
+            VmState::Ready if self.paused => "its agent has called",
             // Lines of other kinds are connected again.
             state => state.meaning(),
         };

@@ -229,7 +229,7 @@ fn a_paused_guest_is_told_from_one_that_answers() {
             &["vm", "ls"][..],
             &["check"],
             &["why", "host", "web", "1007"],
-            &["time", "web"],
+            &["time", "web", "--wait", "1"],
         ] {
             let said = said(command);
             assert_eq!(
@@ -243,7 +243,21 @@ fn a_paused_guest_is_told_from_one_that_answers() {
     daemon.worker().set_paused("web", true);
     expect(true);
     assert!(said(&["check"]).contains("have its VMM let it go on"));
-    daemon.worker().set_paused("web", false);
+    for command in ["stats", "logs", "time"] {
+        let said = said(&[command, "web", "--wait", "1"]);
+        assert!(
+            said.contains("VM \"web\" did not become ready within 1 s: its agent has called; its VMM has stopped its device")
+                && said.contains("(of QEMU: `cont`)")
+                && !said.contains("is ringdown-agent running"),
+            "{command}: {said}"
+        );
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| said(&["time", "web", "--wait", "60"]));
+        daemon.worker().set_paused("web", false);
+        let said = waiting.join().unwrap();
+        assert!(!said.contains("error"), "{said}");
+    });
     expect(false);
 }
 

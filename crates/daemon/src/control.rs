@@ -260,7 +260,7 @@ impl Control {
         rotated.map_err(ControlError::Audit)
     }
 
-    /// One VM, once its agent is there.
+    /// One VM, once its agent is there and it is not paused.
     ///
     /// # Errors
     /// [`ControlError::NotReady`] with its state when `timeout` has passed, or once it has a fault that waiting does not cure;
@@ -283,7 +283,7 @@ impl Control {
             if self.readiness.agent(&full_name).is_some() || now >= look_at.min(deadline) {
                 // The state may have changed without the agent since it was last read: the message has the new one.
                 let status = self.get(name).await?;
-                if status.state == VmState::Ready {
+                if status.state == VmState::Ready && !status.paused {
                     return Ok(status);
                 }
                 let in_vain = needs_new_vmm(&status);

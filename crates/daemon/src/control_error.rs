@@ -73,8 +73,8 @@ pub enum ControlError {
         nearest: Option<String>,
     },
     #[error(
-        "VM {name:?} did not become ready within {}: {words} (what to do: `ringdown check`)",
-        seconds(*waited)
+        "VM {name:?} {}: {words} (what to do: `ringdown check`)",
+        not_ready(*waited)
     )]
     NotReady {
         name: String,
@@ -98,6 +98,10 @@ fn after_a_change(error: &AskError) -> &'static str {
     }
 }
 
-fn seconds(duration: Duration) -> String {
-    format!("{} s", duration.as_secs_f64())
+/// What is not so after this time, if that was any.
+fn not_ready(waited: Duration) -> String {
+    match waited.is_zero() {
+        true => "is not ready".to_owned(),
+        false => format!("did not become ready within {} s", waited.as_secs_f64()),
+    }
 }

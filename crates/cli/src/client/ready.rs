@@ -48,17 +48,14 @@ pub fn say_if_slow<T>(
 }
 
 impl Client {
-    /// One VM, once its agent is there, for a command that connects to it. Waits for `timeout` at most, and says what for as
+    /// One VM, once its agent is there and it is not paused, for a command that connects to it. Waits for `timeout` at most, and says what for as
     /// [`say_if_slow`] does.
     ///
     /// # Errors
     /// A name that no VM can have, [`GuestError::Denied`] at once, or [`ClientError`]; its problem says how far the VM had come.
     pub fn wait_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
         let vm = self.show(name)?;
-        if vm.state == VmState::Ready {
-            if vm.paused {
-                note(&format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()));
-            }
+        if vm.state == VmState::Ready && !vm.paused {
             return Ok(vm);
         }
         if access(&vm.host, Access::WRITE_OK) == Err(Errno::ACCESS) {

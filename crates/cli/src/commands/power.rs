@@ -116,8 +116,8 @@ impl Order {
     /// Give it to one VM, and say what became of it.
     fn give(&self, client: &Client, name: &str) -> Result<(), Failure> {
         let mut vm = client.show(name)?;
-        if !matches!(vm.state, VmState::Waiting | VmState::Ready) {
-            // It may have been asleep a moment ago, or its agent may be starting again. If it does not come, the state is the answer.
+        if vm.paused || !matches!(vm.state, VmState::Waiting | VmState::Ready) {
+            // It may have been asleep or paused a moment ago, or its agent may be starting again. If it does not come, the state is the answer.
             let patience = CALL_PATIENCE.min(self.timeout);
             vm = client.wait_ready(name, patience).unwrap_or(vm);
         }
@@ -142,7 +142,7 @@ impl Order {
 
     fn carry_out(&self, find: Find<'_>, before: &VmStatus) -> Outcome {
         match before.state {
-            VmState::Ready => {}
+            VmState::Ready if !before.paused => {}
             VmState::Waiting => {
                 // VMMs of other lines connect again.
                 let may_run = match before.kind {
@@ -488,6 +488,22 @@ mod tests {
             "name": "web", "cid": 3, "kind": kind, "state": state, "host": "/nowhere/web.sock", "circuits": 0, "agent": agent
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn a_paused_guest_is_asked_nothing() {
+        let order = Order {
+            action: Power::Suspend,
+            force: false,
+            timeout: Duration::from_secs(1),
+        };
+        let mut paused = vm("vsock", "ready", None);
+        paused.paused = true;
+        let find = |_: &str| -> Result<Option<VmStatus>, Failure> { Ok(None) };
+        match order.carry_out(&find, &paused) {
+            Outcome::LeftAlone(words) => assert!(words.contains("`cont`"), "{words}"),
+            Outcome::Done(words) | Outcome::Failed(words) => panic!("{words}"),
+        }
     }
 
     #[test]
