@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 /// The body of `POST /v1/reload`. It may be left out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReloadRequest {
     /// Whether circuits that would not be allowed any more are ended.
@@ -17,6 +17,9 @@ pub struct ReloadRequest {
     /// Whether it is only found out what the reload would do. Nothing comes into force then.
     #[serde(default)]
     pub check: bool,
+    /// The name of a file beside the daemon's own, which is read in its place. Only for a check.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
 }
 
 /// The answer to `POST /v1/reload`: what has changed, and what is in force.

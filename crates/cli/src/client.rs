@@ -340,8 +340,8 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]; nothing has changed then.
-    pub fn reload(&self, request: ReloadRequest) -> Result<Reloaded, ClientError> {
-        let body = serde_json::to_vec(&request).map_err(io::Error::from)?;
+    pub fn reload(&self, request: &ReloadRequest) -> Result<Reloaded, ClientError> {
+        let body = serde_json::to_vec(request).map_err(io::Error::from)?;
         self.ask(Method::POST, "/v1/reload", body, RELOAD_TIMEOUT)
     }
 

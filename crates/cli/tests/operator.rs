@@ -255,11 +255,7 @@ fn vms_of_domains_are_named_by_both() {
     assert!(args.contains("red.web.vhost"), "{args}");
     let mut exec = ringdown(&["exec", "red/web", "--wait", "0", "--runtime-dir"]);
     exec.arg(directory).args(["--", "true"]);
-    assert_refused(
-        &finish(exec),
-        1,
-        "VM \"red/web\" is not ready",
-    );
+    assert_refused(&finish(exec), 1, "VM \"red/web\" is not ready");
     assert_refused(
         &run_with(directory, &["vm", "rm", "red/nobody"]),
         1,
@@ -375,9 +371,36 @@ fn a_check_of_the_file_finds_what_a_reload_would_refuse() {
     std::fs::write(&file, "[[vm]]\nnam = 3").unwrap();
     assert_eq!(check(&file), "");
     assert_refused(&reload(), 2, "unknown key");
-    let other = daemon.runtime_dir().join("other.toml");
+    // One that is to be renamed.
+    let new = daemon.runtime_dir().join("ringdown.toml.new");
+    std::fs::write(&new, text(1500)).unwrap();
+    let own = file.display();
+    let taken =
+        format!("fine    reload          the daemon would take the file in place of {own}, if");
+    assert!(check(&new).starts_with(&taken), "{}", check(&new));
+    std::fs::write(&new, text(1400)).unwrap();
+    let refused = check(&new);
+    let words =
+        format!("ERROR   reload          the daemon would refuse the file in place of {own}: ");
+    assert!(
+        refused.starts_with(&words) && refused.contains("mtu"),
+        "{refused}"
+    );
+    for name in ["../ringdown.toml", "/etc/hostname", "..", ""] {
+        let body = format!(r#"{{"check": true, "file": "{name}"}}"#);
+        let (status, answer) = daemon.request("POST", "/v1/reload", &body);
+        assert_eq!(status, 400, "{answer}");
+    }
+    let (status, _) = daemon.request("POST", "/v1/reload", r#"{"file": "ringdown.toml.new"}"#);
+    assert_eq!(status, 400);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let other = elsewhere.path().join("ringdown.toml");
     std::fs::write(&other, HOUSE).unwrap();
-    assert!(check(&other).contains("the daemon reads another file"));
+    let unasked = check(&other);
+    assert!(
+        unasked.contains("the daemon was not asked: it reads"),
+        "{unasked}"
+    );
 
     let daemon = FakeDaemon::start(&["name=web"], &[]);
     let out = run_with(

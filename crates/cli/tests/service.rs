@@ -210,6 +210,16 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
             check.out
         );
         assert_eq!(check.code, Some(1));
+        // Before it is renamed, too.
+        let new = file.with_extension("new");
+        std::fs::copy(&file, &new).unwrap();
+        let check = run_with(&run, &["check", "--config", new.to_str().unwrap()]);
+        let found = "ERROR   reload          the daemon would refuse the file in place of ";
+        assert!(
+            check.out.contains(found) && check.out.contains(message),
+            "{}",
+            check.out
+        );
         assert_refused(&run_with(&run, &["reload"]), 1, message);
     }
     // The file is read again though its name stands for another one.

@@ -27,8 +27,8 @@ use runtime::directory::{check_directory, remove_stale_socket};
 use windows::memory::Windows;
 use windows::switchboard::Circuits;
 
-/// Reads the configuration again, from all its sources. It may take its time.
-pub type ReadConfig = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+/// Reads the configuration again, from all its sources, or with this file in place of its own. It may take its time.
+pub type ReadConfig = Box<dyn Fn(Option<&Path>) -> Result<Config, ConfigError> + Send + Sync>;
 
 /// What is in force, and changes only as a whole.
 #[derive(Debug, Clone)]

@@ -2,6 +2,7 @@
 //!
 //! The file is read and checked as a whole; [`in_force`](crate::in_force) has how the rest happens in one moment.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{EventDetails, EventKind, ReloadRequest, Reloaded};
@@ -21,6 +22,10 @@ pub enum ReloadError {
         "the daemon was started without --config, so it has no file to read, and nothing has changed: start it with `ringdown serve --config FILE`"
     )]
     NoFile,
+    #[error(
+        "the file cannot be {name:?}: expected the name of one beside the daemon's own, without its directory, and \"check\": true"
+    )]
+    NotBeside { name: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The file is valid. What is in force speaks against it.
@@ -105,12 +110,13 @@ impl Control {
     async fn reload_now(self: &Arc<Self>, request: ReloadRequest) -> Result<Reloaded, ReloadError> {
         // Held from the reading on: of two reloads at once, the one that comes into force last has read last.
         let _changing = self.changing.lock().await;
+        let is_check = request.check;
         let put = self.ask(move |control| {
             let (parts, current) = (&control.parts, control.in_force());
-            if parts.settings.file.is_none() {
-                return Err(ReloadError::NoFile);
-            }
-            let config = (parts.read_config)()?;
+            let file = parts.settings.file.as_ref().ok_or(ReloadError::NoFile)?;
+            let other = request.file.as_deref();
+            let other = other.map(|name| beside(file, name, request.check));
+            let config = (parts.read_config)(other.transpose()?.as_deref())?;
             let fitting = parts.settings.check(&config);
             let fitting = fitting.and_then(|()| sandbox::check_config(&config));
             let changed = fitting.and_then(|()| current.changed(&config));
@@ -141,7 +147,7 @@ impl Control {
         });
         let (in_force, change, findings, [published, unpublished]) =
             put.await.map_err(|_| ReloadError::Lost)??;
-        let gone = change.removed.iter().filter(|_| !request.check);
+        let gone = change.removed.iter().filter(|_| !is_check);
         for name in gone.map(LineSpec::full_name) {
             self.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
@@ -160,6 +166,14 @@ impl Control {
             publishes,
             findings,
         })
+    }
+}
+
+/// The file of this name beside the daemon's own, for a check. Who may ask is not to have other files read.
+fn beside(file: &Path, name: &str, is_check: bool) -> Result<PathBuf, ReloadError> {
+    match is_check && Path::new(name).file_name() == Some(name.as_ref()) {
+        true => Ok(file.with_file_name(name)),
+        false => Err(ReloadError::NotBeside { name: name.into() }),
     }
 }
 

@@ -154,7 +154,7 @@ impl Daemon {
     /// # Errors
     /// [`ServeError`]. No socket remains then.
     pub fn start(read_config: ReadConfig, start_worker: StartWorker) -> Result<Daemon, ServeError> {
-        let config = read_config()?;
+        let config = read_config(None)?;
         Daemon::listen(Prepared::new(config, read_config)?, start_worker)
     }
 

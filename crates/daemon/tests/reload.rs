@@ -40,7 +40,7 @@ impl House {
         let file = directory.path().join("ringdown.toml");
         std::fs::write(&file, text(directory.path())).expect("a file");
         let runtime_dir = directory.path().join("run");
-        let read = move || {
+        let read = move |_: Option<&Path>| {
             let mut config = Config {
                 runtime_dir: Some(runtime_dir.clone()),
                 ..Config::default()

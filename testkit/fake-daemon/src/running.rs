@@ -65,7 +65,7 @@ impl FakeDaemon {
                 .allows
                 .push(parse_allow_option(text).expect("the rule is described well"));
         }
-        FakeDaemon::of(directory, Box::new(move || Ok(config.clone())))
+        FakeDaemon::of(directory, Box::new(move |_| Ok(config.clone())))
     }
 
     /// Starts a daemon that reads `ringdown.toml` in its runtime directory, with this text in it. A test may change it and reload.
@@ -77,12 +77,12 @@ impl FakeDaemon {
         let path = directory.path().join("ringdown.toml");
         std::fs::write(&path, text).expect("a file can be written");
         let runtime_dir = directory.path().to_owned();
-        let read = move || {
+        let read = move |other: Option<&Path>| {
             let mut config = Config {
                 runtime_dir: Some(runtime_dir.clone()),
                 ..Config::default()
             };
-            config.extend(read_file(&path)?);
+            config.extend(read_file(other.unwrap_or(&path))?);
             Ok(config)
         };
         FakeDaemon::of(directory, Box::new(read))
@@ -205,7 +205,7 @@ impl Drop for FakeDaemon {
 /// Those of [`Daemon::start`].
 pub fn start(config: &Config) -> Result<(Arc<FakeWorker>, Daemon), ServeError> {
     let config = config.clone();
-    let (fakes, daemon) = start_reading(Box::new(move || Ok(config.clone())))?;
+    let (fakes, daemon) = start_reading(Box::new(move |_| Ok(config.clone())))?;
     Ok((fakes.worker, daemon))
 }
 
@@ -285,7 +285,7 @@ pub fn routes() -> (Arrivals, Arc<FakeWorker>, Router) {
         captures: Captures::default(),
         stalled_clients: StalledClients::default(),
         settings,
-        read_config: Box::new(move || Ok(config.clone())),
+        read_config: Box::new(move |_| Ok(config.clone())),
     };
     let in_force = InForce {
         book: Rulebook::without_rules(plan),

@@ -20,18 +20,24 @@ pub(super) fn look(client: &Client, path: &Path) -> Option<Finding> {
             format!("start it with `ringdown serve --config {}`", quote(path)),
         ));
     };
-    if !is_same_file(&read, path) {
-        let found = format!("the daemon reads another file, {}", read.display());
+    let Some((file, in_place)) = as_daemons(&read, path) else {
+        let found = format!(
+            "the daemon was not asked: it reads {}, and can be asked about files beside that",
+            read.display()
+        );
         return Some(Finding::fine(ABOUT, found));
-    }
-    let request = ReloadRequest {
-        enforce_existing: false,
-        check: true,
     };
-    match client.reload(request) {
+    let request = ReloadRequest {
+        check: true,
+        file,
+        ..ReloadRequest::default()
+    };
+    match client.reload(&request) {
         Ok(_) => Some(Finding::fine(
             ABOUT,
-            "the daemon would take the file, if it gets the sockets, files and devices of what is new in it: only the reload tries those",
+            format!(
+                "the daemon would take the file{in_place}, if it gets the sockets, files and devices of what is new in it: only the reload tries those"
+            ),
         )),
         Err(ClientError::Problem(problem)) if problem.status == 403 => Some(Finding::warning(
             ABOUT,
@@ -43,11 +49,26 @@ pub(super) fn look(client: &Client, path: &Path) -> Option<Finding> {
         )),
         Err(ClientError::Problem(problem)) => Some(Finding::error(
             ABOUT,
-            format!("the daemon would refuse the file: {}", problem.detail),
+            format!(
+                "the daemon would refuse the file{in_place}: {}",
+                problem.detail
+            ),
             "do as the message says",
         )),
         Err(_) => None,
     }
+}
+
+/// How the daemon is asked about this file, if it can be: as its own, or by the name of one that lies beside its own, as one does that is to be renamed;
+/// and words for that.
+fn as_daemons(read: &Path, path: &Path) -> Option<(Option<String>, String)> {
+    if is_same_file(read, path) {
+        return Some((None, String::new()));
+    }
+    let absolute = std::path::absolute(path).ok()?;
+    let is_beside = is_same_file(read.parent()?, absolute.parent()?);
+    let name = path.file_name()?.to_str()?.to_owned();
+    is_beside.then(|| (Some(name), format!(" in place of {}", read.display())))
 }
 
 fn is_same_file(one: &Path, other: &Path) -> bool {

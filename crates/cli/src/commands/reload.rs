@@ -16,9 +16,9 @@ use crate::lines::note;
 pub fn run(client: &Client, options: &Reload) -> Result<(), Failure> {
     let request = ReloadRequest {
         enforce_existing: options.enforce_existing,
-        check: false,
+        ..ReloadRequest::default()
     };
-    let reloaded = client.reload(request)?;
+    let reloaded = client.reload(&request)?;
     if options.json {
         return print_json(&reloaded);
     }

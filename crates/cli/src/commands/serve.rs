@@ -29,15 +29,15 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
         .map_err(|error| Failure::failed(format!("cannot find the working directory: {error}")))?;
     let (dry_run, net_batch) = (options.dry_run, options.net_batch);
     let (sandbox, given_dir) = (sandbox_of(&options), runtime_dir.clone());
-    let read: ReadConfig = Box::new(move || {
-        let file = options.config.as_deref();
+    let read: ReadConfig = Box::new(move |other| {
+        let file = other.or(options.config.as_deref());
         if let Some((found, remedy)) = file.and_then(check::writers) {
             tracing::warn!("{found}: `{remedy}`");
         }
-        configuration(runtime_dir.clone(), &options, &directory)
+        configuration(file, runtime_dir.clone(), &options, &directory)
     });
     // Once, as a pipe can be read only once.
-    let config = read()?;
+    let config = read(None)?;
     if dry_run {
         for name in daemon::serve::dry_run(&config)? {
             super::print(&format!("{name}\n"))?;
@@ -97,16 +97,12 @@ fn sandbox_of(options: &Serve) -> sandbox::Options {
 
 /// Everything that the file and the options say. The daemon asks again at a reload.
 fn configuration(
+    file: Option<&Path>,
     runtime_dir: Option<PathBuf>,
     options: &Serve,
     directory: &Path,
 ) -> Result<Config, ConfigError> {
-    let mut config = options
-        .config
-        .as_deref()
-        .map(read_file)
-        .transpose()?
-        .unwrap_or_default();
+    let mut config = file.map(read_file).transpose()?.unwrap_or_default();
     let vms = options
         .vm
         .iter()

@@ -135,6 +135,9 @@ impl From<ReloadError> for Failure {
     fn from(error: ReloadError) -> Failure {
         let kind = match &error {
             ReloadError::Config(ConfigError::Input { .. }) => Kind::ConfigurationRefused,
+            ReloadError::NotBeside { .. } => {
+                return Failure::new(Kind::InvalidRequest, error).at("file");
+            }
             ReloadError::Lost => Kind::Internal,
             _ => Kind::ReloadFailed,
         };

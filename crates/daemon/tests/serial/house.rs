@@ -50,7 +50,7 @@ impl House {
 
     pub fn start(&mut self) {
         let (file, runtime_dir) = (self.path("ringdown.toml"), self.path("run"));
-        let read = move || {
+        let read = move |_: Option<&Path>| {
             let mut config = Config {
                 runtime_dir: Some(runtime_dir.clone()),
                 ..Config::default()
