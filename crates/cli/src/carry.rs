@@ -31,6 +31,7 @@ use std::sync::Arc;
 use sys::foreground::Foreground;
 use sys::supervise::{self, SpawnError, Supervision, SystemCall, Watched, When};
 
+pub use dial::DialError;
 pub use route::{MAX_ROUTES, Route};
 pub use supervisor::{Directory, Settings};
 

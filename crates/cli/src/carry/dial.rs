@@ -21,7 +21,7 @@ const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 pub enum DialError {
     #[error("{0}")]
     Unreachable(String),
-    #[error("no permission to connect to the VM's host socket: {0}")]
+    #[error("{0}")]
     Denied(String),
     #[error(
         "the program does not run as {own}, the user of `ringdown run`: start `ringdown run` as the program's user"
@@ -72,7 +72,10 @@ fn connect(socket: BorrowedFd<'_>, path: &Path, deadline: Instant) -> Result<(),
             "no process listens at the VM's host socket {}: is the daemon running?",
             path.display()
         )),
-        DialError::System(Errno::ACCESS) => DialError::Denied(access_remedy(path)),
+        DialError::System(Errno::ACCESS) => DialError::Denied(format!(
+            "no permission to connect to the VM's host socket: {}",
+            access_remedy(path)
+        )),
         error => error,
     })
 }

@@ -29,9 +29,9 @@ const SOCKET_TYPE_MASK: u64 = 0xf;
 /// Who knows where the VMs are.
 pub trait Directory: Send + Sync {
     /// The host socket of the VM with this CID, or why there is none. It takes no longer than this.
-    fn by_cid(&self, cid: u32, timeout: Duration) -> Result<PathBuf, String>;
+    fn by_cid(&self, cid: u32, timeout: Duration) -> Result<PathBuf, DialError>;
     /// The same of the VM of this full name.
-    fn by_name(&self, name: &str, timeout: Duration) -> Result<PathBuf, String>;
+    fn by_name(&self, name: &str, timeout: Duration) -> Result<PathBuf, DialError>;
 }
 
 /// How a command is run.
@@ -218,8 +218,8 @@ impl Supervisor {
             }
             Destination::Route(route) => (directory.by_name(&route.vm, timeout), route.port),
         };
-        let host_socket = host_socket.map_err(|words| match Instant::now() < deadline {
-            true => DialError::Unreachable(words),
+        let host_socket = host_socket.map_err(|error| match Instant::now() < deadline {
+            true => error,
             false => DialError::TimedOut,
         })?;
         match dial::dial(socket.as_fd(), &host_socket, port, deadline) {

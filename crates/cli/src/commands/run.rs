@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use api::VmStatus;
 use config::input::check_name_of;
 
 use crate::arguments::RunArguments;
-use crate::carry::{self, Directory, MAX_ROUTES, Route, Settings};
-use crate::client::Client;
+use crate::carry::{self, DialError, Directory, MAX_ROUTES, Route, Settings};
+use crate::client::{Client, ClientError};
 use crate::failure::Failure;
 
 /// What the daemon knows. It is asked each time, since names and CIDs can change hands.
@@ -17,22 +18,46 @@ struct Daemon {
     domain: String,
 }
 
-impl Directory for Daemon {
-    fn by_cid(&self, cid: u32, timeout: Duration) -> Result<PathBuf, String> {
+impl Daemon {
+    /// The host socket of the first VM of which this is true.
+    fn find(
+        &self,
+        is_it: impl Fn(&VmStatus) -> bool,
+        timeout: Duration,
+    ) -> Result<Option<PathBuf>, DialError> {
         let client = self.client.clone().with_patience(timeout);
-        let list = client.list().map_err(|error| error.to_string())?;
-        let found = list
-            .vms
-            .into_iter()
-            .find(|vm| vm.cid == cid && vm.domain == self.domain);
-        let unknown = || format!("no VM of the domain {:?} has the CID {cid}", self.domain);
-        found.map(|vm| vm.host).ok_or_else(unknown)
+        let list = client.list().map_err(|error| not_told(&error))?;
+        let found = list.vms.into_iter().find(is_it);
+        Ok(found.map(|vm| vm.host))
+    }
+}
+
+impl Directory for Daemon {
+    fn by_cid(&self, cid: u32, timeout: Duration) -> Result<PathBuf, DialError> {
+        let is_it = |vm: &VmStatus| vm.cid == cid && vm.domain == self.domain;
+        self.find(is_it, timeout)?.ok_or_else(|| {
+            let domain = &self.domain;
+            DialError::Unreachable(format!("no VM of the domain {domain:?} has the CID {cid}"))
+        })
     }
 
-    fn by_name(&self, name: &str, timeout: Duration) -> Result<PathBuf, String> {
-        let client = self.client.clone().with_patience(timeout);
-        let vm = client.show(name).map_err(|failure| failure.to_string())?;
-        Ok(vm.host)
+    fn by_name(&self, name: &str, timeout: Duration) -> Result<PathBuf, DialError> {
+        let is_it = |vm: &VmStatus| {
+            let prefix = vm.full_name();
+            let prefix = prefix.strip_suffix(&vm.name).unwrap_or_default();
+            let name = name.strip_prefix(prefix);
+            name.is_some_and(|name| name == vm.name || vm.aliases.iter().any(|alias| alias == name))
+        };
+        let unknown = || DialError::Unreachable(format!("there is no VM named {name:?}"));
+        self.find(is_it, timeout)?.ok_or_else(unknown)
+    }
+}
+
+/// That the daemon has not said where a VM is, since it may not be asked, or for another reason.
+fn not_told(error: &ClientError) -> DialError {
+    match error {
+        ClientError::Denied { .. } => DialError::Denied(error.to_string()),
+        other => DialError::Unreachable(other.to_string()),
     }
 }
 
@@ -75,4 +100,22 @@ pub fn run(client: Client, options: RunArguments) -> Result<u8, Failure> {
     let mut command = Command::new(program);
     command.args(words);
     carry::run(command, settings).map_err(|error| Failure::with_code(error.exit_code(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_ask_the_daemon_is_told_from_one_that_finds_none() {
+        let socket = PathBuf::from("/run/ringdown/control.sock");
+        let denied = not_told(&ClientError::Denied { socket });
+        assert!(
+            matches!(&denied, DialError::Denied(words) if words.contains("control.sock")),
+            "{denied}"
+        );
+        let runtime_dir = PathBuf::from("/run/ringdown");
+        let none = not_told(&ClientError::NoDaemon { runtime_dir });
+        assert!(matches!(none, DialError::Unreachable(_)), "{none}");
+    }
 }
