@@ -9,9 +9,8 @@ use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
 use super::{Finding, published, vms as vms_of};
-use crate::client::{Client, ClientError};
+use crate::client::{Client, ClientError, how_to_start};
 use crate::guest::access_remedy;
-use crate::quote::quote;
 
 const ABOUT: &str = "daemon";
 
@@ -44,14 +43,10 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
                 .collect()
         }
         Err(ClientError::NoDaemon { .. }) => {
-            let serve = match config {
-                Some(path) => format!("ringdown serve --config {}", quote(path)),
-                None => "ringdown serve".to_owned(),
-            };
             let mut findings = vec![Finding::warning(
                 ABOUT,
                 format!("none serves {}", runtime_dir.display()),
-                format!("`systemctl start ringdown`, or `{serve}`"),
+                format!("start it with {}", how_to_start(runtime_dir, config)),
             )];
             findings.extend(place(runtime_dir));
             findings

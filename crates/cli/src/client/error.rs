@@ -10,6 +10,7 @@ use config::directories::default_runtime_dir;
 use super::SERVICE_DIR;
 use crate::failure::Failure;
 use crate::guest::access_remedy;
+use crate::quote::quote;
 
 /// Why a request got no answer, or one that says no.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +18,7 @@ pub enum ClientError {
     #[error(
         "no daemon serves {}: start it with {}, or name its directory with --runtime-dir",
         runtime_dir.display(),
-        how_to_start(runtime_dir)
+        how_to_start(runtime_dir, None)
     )]
     NoDaemon { runtime_dir: PathBuf },
     #[error("no permission to use the daemon's control socket {}: {}", socket.display(), access_remedy(socket))]
@@ -51,15 +52,20 @@ impl From<ClientError> for Failure {
     }
 }
 
-/// What starts a daemon of this runtime directory, in words.
-fn how_to_start(runtime_dir: &Path) -> String {
+/// What starts a daemon of this runtime directory, with this configuration, in words.
+pub(crate) fn how_to_start(runtime_dir: &Path, config: Option<&Path>) -> String {
+    let config = config.map(|path| format!(" --config {}", quote(path)));
+    let config = config.unwrap_or_default();
     if runtime_dir == Path::new(SERVICE_DIR) {
-        return "`systemctl start ringdown` or `ringdown serve`".to_owned();
+        return format!("`systemctl start ringdown` or `ringdown serve{config}`");
     }
     if runtime_dir == default_runtime_dir() {
-        return "`ringdown serve`".to_owned();
+        return format!("`ringdown serve{config}`");
     }
-    format!("`ringdown serve --runtime-dir {}`", runtime_dir.display())
+    format!(
+        "`ringdown serve --runtime-dir {}{config}`",
+        quote(runtime_dir)
+    )
 }
 
 /// Whether the connection ended before the head of an answer.
