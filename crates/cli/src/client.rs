@@ -30,8 +30,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::failure::Failure;
 use crate::unix;
 pub use error::ClientError;
-pub(crate) use error::how_to_start;
 use error::has_hung_up;
+pub(crate) use error::how_to_start;
 pub(crate) use lines::Lines;
 pub use ready::say_if_slow;
 

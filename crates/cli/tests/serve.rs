@@ -324,6 +324,32 @@ fn a_second_vmm_at_a_socket_is_shown_until_it_leaves() {
     answer(directory, &["vm", "ls"], word, false);
 }
 
+/// Where everybody may make `web.sock_80`, everybody may answer the guest's calls.
+#[test]
+fn a_runtime_directory_that_every_user_may_write_is_told_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let (directory, notify) = (directory.path(), directory.path().join("notify"));
+    let allow = |mode| {
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(directory, mode).unwrap();
+    };
+    let found = format!("every user may write {}", directory.display());
+    for (mode, is_found) in [(0o1777, true), (0o770, false)] {
+        allow(mode);
+        let mut daemon = Daemon::start(directory, &notify);
+        daemon.wait_until_ready();
+        let check = answer(directory, &["check"], &found, is_found);
+        let remedy = format!("remedy: `chmod o-w {}`", directory.display());
+        assert_eq!(check.contains(&remedy), is_found, "{check}");
+        daemon.signal(Signal::TERM);
+        let (_, log) = daemon.wait();
+        assert_eq!(log.contains(&found), is_found, "{log}");
+        // Before the next start, too.
+        let check = answer(directory, &["check"], &found, is_found);
+        assert_eq!(check.contains("ERROR   permissions"), is_found, "{check}");
+    }
+}
+
 /// Calls that fail, one after another; each has to be answered.
 fn call_in_vain(socket: &Path, times: usize) {
     for _ in 0..times {

@@ -42,7 +42,7 @@ use hostside::arrivals::{ArrivalSender, Arrivals, arrivals};
 use hostside::offers::Offers;
 use runtime::directory::{
     RuntimeError, RuntimeLock, close_to_others, give_to_group, listen_privately, open_to,
-    operators, prepare_directory, who_is_shut_out,
+    operators, prepare_directory, who_is_shut_out, writable_by_all,
 };
 use windows::memory::{Windows, WindowsError};
 use windows::switchboard::Circuits;
@@ -425,6 +425,9 @@ impl Prepared {
         let (settings, book) = checked(&config)?;
         warn_of(&book.check_at_once());
         prepare_directory(&settings.runtime_dir, "--runtime-dir")?;
+        if let Some((found, remedy)) = writable_by_all(&settings.runtime_dir) {
+            tracing::warn!("{found}: `{remedy}`");
+        }
         prepare_directory(&settings.state_dir, "state-dir")?;
         let keeper = settings.keeper.as_deref();
         let keeper = keeper

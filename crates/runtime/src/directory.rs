@@ -6,7 +6,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -175,6 +175,19 @@ pub fn check_directory(path: &Path, option: &'static str) -> Result<(), RuntimeE
             error: error.into(),
         }),
     }
+}
+
+/// What is wrong with a directory of sockets in which every user may make files, and what to do: a listener that is made there is called by guests.
+pub fn writable_by_all(path: &Path) -> Option<(String, String)> {
+    let mode = std::fs::metadata(path).ok()?.mode();
+    let path = path.display();
+    (mode & 0o002 != 0).then(|| {
+        let found = format!(
+            "every user may write {path} (mode {:04o}), and so make sockets NAME.sock_PORT there, at which guests' calls arrive",
+            mode & 0o7777
+        );
+        (found, format!("chmod o-w {path}"))
+    })
 }
 
 impl RuntimeLock {

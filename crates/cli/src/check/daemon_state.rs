@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use api::{Health, LineKind, NetworkDetails, VmState, VmStatus};
-use runtime::directory::check_directory;
+use runtime::directory::{check_directory, writable_by_all};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
@@ -39,6 +39,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
                 .chain(list.vms.iter().flat_map(cards))
                 .chain(idle_cards(&list.vms, &networks(client, &list.vms)))
                 .chain(host_sockets(&list.vms))
+                .chain(writers(runtime_dir, &list.vms))
                 .chain(published::look(client))
                 .collect()
         }
@@ -49,6 +50,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
                 format!("start it with {}", how_to_start(runtime_dir, config)),
             )];
             findings.extend(place(runtime_dir));
+            findings.extend(writers(runtime_dir, &[]));
             findings
         }
         Err(ClientError::Denied { socket }) => vec![Finding::error(
@@ -110,6 +112,16 @@ pub(super) fn host_sockets(vms: &[VmStatus]) -> Option<Finding> {
         ),
         access_remedy(socket),
     ))
+}
+
+/// Directories of host sockets in which every user may make sockets.
+fn writers(runtime_dir: &Path, vms: &[VmStatus]) -> Vec<Finding> {
+    let of_vms = vms.iter().filter_map(|vm| vm.host.parent());
+    let directories: BTreeSet<&Path> = of_vms.chain([runtime_dir]).collect();
+    let found = directories.into_iter().filter_map(writable_by_all);
+    found
+        .map(|(found, remedy)| Finding::error("permissions", found, format!("`{remedy}`")))
+        .collect()
 }
 
 /// Whether a daemon that this user starts could make its runtime directory.

@@ -17,7 +17,10 @@ fn whatever_is_not_fine_has_a_remedy() {
     let findings = everything(None, Some(&none));
     let daemon = findings.iter().find(|found| found.about == "daemon");
     let remedy = daemon.and_then(|found| found.remedy.as_deref());
-    let serve = format!("start it with `ringdown serve --runtime-dir {}`", none.display());
+    let serve = format!(
+        "start it with `ringdown serve --runtime-dir {}`",
+        none.display()
+    );
     assert_eq!(remedy, Some(serve.as_str()));
     for finding in findings {
         let has_remedy = finding.remedy.is_some_and(|remedy| !remedy.is_empty());
