@@ -324,6 +324,24 @@ fn a_second_vmm_at_a_socket_is_shown_until_it_leaves() {
     answer(directory, &["vm", "ls"], word, false);
 }
 
+#[test]
+fn a_vmm_at_the_control_socket_is_told_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let (directory, notify) = (directory.path(), directory.path().join("notify"));
+    let mut daemon = Daemon::start(directory, &notify);
+    daemon.wait_until_ready();
+    let mut vmm = UnixStream::connect(directory.join("control.sock")).unwrap();
+    // GET_FEATURES of vhost-user, with which QEMU begins.
+    vmm.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
+        .unwrap();
+    let mut answer = Vec::new();
+    vmm.read_to_end(&mut answer).unwrap();
+    daemon.signal(Signal::TERM);
+    let (_, log) = daemon.wait();
+    let said = "what has connected to the control socket speaks no HTTP, as a VMM's device does";
+    assert!(log.contains(said), "{log}");
+}
+
 /// Where everybody may make `web.sock_80`, everybody may answer the guest's calls.
 #[test]
 fn a_runtime_directory_that_every_user_may_write_is_told_of() {

@@ -54,6 +54,9 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How long to wait after the system has no descriptor left for another connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What the log says of a client that does not speak as clients do.
+const NO_HTTP: &str = "what has connected to the control socket speaks no HTTP, as a VMM's device does, whose socket is the one that `ringdown args NAME --vmm qemu` prints";
+
 /// Serves requests of those who have access until `end` is there, and then lets those under way finish for a short while.
 pub async fn serve(
     listener: UnixListener,
@@ -128,6 +131,9 @@ async fn serve_so_many(
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 stalled.note(&error);
+                if error.is_parse() {
+                    tracing::warn!("{NO_HTTP}");
+                }
                 tracing::debug!(%error, "a connection to the control socket broke");
             }
             drop(place);
