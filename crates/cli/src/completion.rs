@@ -15,6 +15,7 @@ use config::limits::LIMIT_KEYS;
 
 use crate::arguments::{Arguments, Complete};
 use crate::client::Client;
+use crate::copy::Place;
 
 /// How long the daemon may take to list names. A person waits with a finger on a key.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -32,11 +33,14 @@ pub fn script(shell: Shell) -> Option<&'static str> {
     }
 }
 
-/// What may be in the place of the last word, a line for each: the word, a tab and what it means.
+/// The word of a guest's: this host can complete none, and files of this host are none. The shells' scripts know a line without a word.
+const OF_GUEST: &str = "";
+
+/// What may be in the place of the last word, a line for each: the word, a tab and what it means. No line where the shell may offer files.
 pub fn candidates(options: Complete) -> String {
     let mut words = options.words;
-    // Bash takes `web:/srv` for three words, of which only the guest can complete the last, and `--vm=web` too. It replaces the last one alone.
-    let mut before_last = "";
+    // Bash takes `web:/srv` for three words, and `--vm=web` too. It replaces the last one alone.
+    let (mut before_last, mut is_split) = ("", false);
     match words.as_slice() {
         [.., kind, colon, last] if kind == SERVICE.trim_end_matches(':') && colon == ":" => {
             let mut whole = OsString::from(SERVICE);
@@ -45,7 +49,13 @@ pub fn candidates(options: Complete) -> String {
             words.push(whole);
             before_last = SERVICE;
         }
-        [.., colon, _] if colon == ":" => return String::new(),
+        [.., before, colon, last] if colon == ":" => {
+            let whole = [before, colon, last].map(|word| word.to_string_lossy());
+            let whole = OsString::from(whole.concat());
+            let index = words.len() - 3;
+            words.splice(index.., [whole]);
+            is_split = true;
+        }
         _ => {}
     }
     words.retain(|word| word != "=");
@@ -59,6 +69,8 @@ pub fn candidates(options: Complete) -> String {
     if found.iter().any(|one| !is_option(one)) {
         found.retain(|one| !is_option(one));
     }
+    // What begins before the last colon is not bash's to replace.
+    found.retain(|one| !is_split || one.get_value() == OF_GUEST);
     let lines = found.iter().map(line);
     let lines = lines.filter_map(|line| line.strip_prefix(before_last).map(str::to_owned));
     lines.collect()
@@ -115,6 +127,8 @@ enum Names {
     Limits,
     /// `NAME:PATH`, and paths of this host.
     Places,
+    /// Words of a command of a guest's, which this host knows nothing of.
+    OfGuest,
     /// Who calls: a VM or the host.
     Callers,
     /// Who is called: a VM, the host, or a service that a rule names.
@@ -131,6 +145,7 @@ fn names(path: &[String], argument: &str) -> Option<Names> {
         (["circuit", "end"], "id") => Some(Names::Circuits),
         (["bench"], "to") => Some(Names::Vms),
         (["cp"], "places") | (["sync"], "source" | "destination") => Some(Names::Places),
+        (["exec"], "command") => Some(Names::OfGuest),
         (["why"] | ["policy", "test"], "from") => Some(Names::Callers),
         (["why"] | ["policy", "test"], "to") => Some(Names::Callees),
         (["events"], "kind") => Some(Names::Kinds),
@@ -144,12 +159,23 @@ fn names(path: &[String], argument: &str) -> Option<Names> {
 
 impl Names {
     fn offered_for(self, argument: Arg, runtime_dir: Option<PathBuf>) -> Arg {
-        if self != Names::Places {
-            return argument.add(ArgValueCandidates::new(move || {
-                self.ask(runtime_dir.clone())
-            }));
+        match self {
+            Names::Places => {}
+            // Whatever has been typed of it.
+            Names::OfGuest => {
+                let none = |_: &OsStr| vec![CompletionCandidate::new(OF_GUEST)];
+                return argument.add(ArgValueCompleter::new(none));
+            }
+            _ => {
+                return argument.add(ArgValueCandidates::new(move || {
+                    self.ask(runtime_dir.clone())
+                }));
+            }
         }
         argument.add(ArgValueCompleter::new(move |word: &OsStr| {
+            if matches!(Place::parse(word.to_owned()), Place::Guest { .. }) {
+                return vec![CompletionCandidate::new(OF_GUEST)];
+            }
             let mut found = self.ask(runtime_dir.clone());
             found.retain(|one| starts_with(one.get_value(), word));
             found.extend(PathCompleter::any().complete(word));
@@ -174,6 +200,7 @@ impl Names {
                 .map(|key| CompletionCandidate::new(format!("{key}=")))
                 .collect(),
             Names::Places => vms(&client).iter().map(place).collect(),
+            Names::OfGuest => vec![CompletionCandidate::new(OF_GUEST)],
             Names::Callers => vms(&client).into_iter().chain([host()]).collect(),
             Names::Callees => {
                 let others = services(&client).into_iter().chain([host()]);

@@ -39,6 +39,7 @@ fn in_bash(runtime_dir: &Path, words: &[&str]) -> Vec<String> {
         last=${!#}
         [[ $last == [:=] ]] && last=
         complete -p ringdown >/dev/null || exit 1
+        compopt() { [[ $* == "+o bashdefault +o default" ]] && COMPREPLY+=("(no files)"); }
         _ringdown ringdown "$last" ""
         printf '%s\n' "${COMPREPLY[@]}"
     "#;
@@ -133,8 +134,16 @@ fn bash_offers_commands_options_and_names() {
         (&["ringdown", "why", "h"], &["host"]),
         (&["ringdown", "cp", "webs"], &["webshop:"]),
         (&["ringdown", "cp", "a"], &["a\\ file"]),
-        (&["ringdown", "cp", "a file", "web", ":"], &[]),
-        (&["ringdown", "cp", "a file", "web", ":", "/s"], &[]),
+        (&["ringdown", "cp", "a file", "web", ":"], &["(no files)"]),
+        (
+            &["ringdown", "cp", "a file", "red/web", ":", "/s"],
+            &["(no files)"],
+        ),
+        (&["ringdown", "sync", "web", ":", "/"], &["(no files)"]),
+        (&["ringdown", "cp", "./a", ":", "b"], &[]),
+        (&["ringdown", "exec", "web", ""], &["(no files)"]),
+        (&["ringdown", "exec", "web", "ls", "/e"], &["(no files)"]),
+        (&["ringdown", "exec", "web", "--", "l"], &["(no files)"]),
         (&["ringdown", "vm", "add", ""], &[]),
         (&["ringdown", "start"], &[]),
         (&["ringdown", "complet"], &["completions"]),
@@ -242,6 +251,10 @@ fn zsh_and_fish_offer_names_where_they_are_installed() {
             finish(shell("fish", daemon.runtime_dir(), script))
         });
         assert!(is_offered(&outcome), "{}", outcome.err);
+        let script =
+            "ringdown completions fish | source; complete --do-complete 'ringdown cp web:/'";
+        let outcome = finish(shell("fish", daemon.runtime_dir(), script));
+        assert_eq!(outcome.out, "", "{}", outcome.err);
     }
     if is_installed("zsh") {
         // Completion itself needs a terminal; what is handed to it does not.
@@ -251,8 +264,9 @@ fn zsh_and_fish_offer_names_where_they_are_installed() {
             _describe() { print -rl -- "${(P@)2}"; }
             source <(ringdown completions zsh)
             words=(ringdown exec webs); CURRENT=3; _ringdown
+            words=(ringdown cp web:/); CURRENT=3; _ringdown || print nothing
         "#;
-        let expected = "webshop:CID 4, waiting\n";
+        let expected = "webshop:CID 4, waiting\nnothing\n";
         let outcome = ask_until(
             |outcome: &Outcome| outcome.out == expected,
             || finish(shell("zsh", daemon.runtime_dir(), script)),

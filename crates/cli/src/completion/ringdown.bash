@@ -5,6 +5,11 @@ _ringdown() {
     [[ ${COMP_WORDS[COMP_CWORD]} == [:=] ]] && words+=("${COMP_WORDS[COMP_CWORD]}")
     COMPREPLY=()
     while IFS= read -r line; do
+        # It is a guest's word, and files of this host are none.
+        if [[ $line == $'\t'* ]]; then
+            compopt +o bashdefault +o default 2>/dev/null
+            continue
+        fi
         COMPREPLY+=("$(printf '%q' "${line%%$'\t'*}")")
     done < <(command ringdown complete -- "${words[@]}" "$2" 2>/dev/null)
     # More is to be typed behind these.
