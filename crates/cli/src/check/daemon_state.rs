@@ -160,6 +160,14 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
                 "end its VMM, and start it with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all: it does not connect again by itself"
             ),
         ),
+        // The VMM of a vsock line does not connect again.
+        VmState::Waiting if vm.kind == LineKind::Vsock => Finding::warning(
+            about,
+            found,
+            format!(
+                "start its VMM with what `ringdown args {name} --vmm qemu` prints; if one still runs that was cut off, as by `ringdown vm rm`, end it first"
+            ),
+        ),
         VmState::Waiting => Finding::warning(
             about,
             found,

@@ -231,6 +231,18 @@ fn vm(kind: &str, state: &str) -> VmStatus {
     serde_json::from_value(vm).unwrap()
 }
 
+/// After `vm rm` and a reload the VM is there again, and its VMM runs on.
+#[test]
+fn a_vmm_that_was_cut_off_is_to_be_ended_before_another_is_started() {
+    let remedy = |kind| daemon_state::guest(&vm(kind, "waiting")).remedy.unwrap();
+    assert!(
+        remedy("vsock")
+            .ends_with("if one still runs that was cut off, as by `ringdown vm rm`, end it first")
+    );
+    // Those of other lines connect again.
+    assert!(!remedy("serial").contains("end it"));
+}
+
 #[test]
 fn a_guest_that_does_not_answer_is_looked_at_by_its_kind_of_line() {
     let remedy = |kind| daemon_state::guest(&vm(kind, "attached")).remedy.unwrap();
