@@ -20,14 +20,15 @@ const DECLINED_TIME: Duration = Duration::from_secs(600);
 /// What part of the pool can be declined at a time: a guest that declines everything must not take the pool from the others.
 const DECLINED_SHARE: usize = 4;
 
-/// What part of the pool one guest's port can have, with what was declined there: a guest that may use many MAC addresses must not take the pool from the others.
+/// What part of the pool one guest's port can have, and the uplink, with what was declined there: a host that may use many MAC addresses must not take the pool
+/// from the others.
 const PORT_SHARE: usize = 2;
 
 /// Who wants an address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Client {
     pub mac: MacAddress,
-    /// The guest's port; none for those behind an uplink.
+    /// The guest's port; none for all that are behind an uplink.
     pub port: Option<u16>,
 }
 
@@ -52,7 +53,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     mac: MacAddress,
-    /// Of which guest's port it came.
+    /// By which guest's port it came, as in [`Client`].
     port: Option<u16>,
     state: State,
     /// Never, if there is none.
@@ -177,7 +178,7 @@ impl Pool {
     /// Whether a client that has no address may have none, as its port has as many as it may.
     fn has_its_share(&self, now: Instant, client: Client) -> bool {
         let own = self.by_mac.get(&client.mac);
-        if client.port.is_none() || own.is_some_and(|slot| !self.is_free(*slot, now)) {
+        if own.is_some_and(|slot| !self.is_free(*slot, now)) {
             return false;
         }
         let entries = self.slots.iter().flatten();
@@ -335,9 +336,12 @@ mod tests {
 
     use super::*;
 
-    /// Behind an uplink.
+    /// At a port of its own.
     fn client(mac: MacAddress) -> Client {
-        Client { mac, port: None }
+        Client {
+            mac,
+            port: Some(mac.0[5].into()),
+        }
     }
 
     #[test]

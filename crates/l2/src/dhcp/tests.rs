@@ -61,9 +61,7 @@ impl Setup {
         let mac = client.mac;
         let bytes = client.bytes();
         let request = parse(Ipv4Addr::BROADCAST, &bytes).expect("a message of DHCP");
-        let asker = self
-            .port
-            .unwrap_or_else(|| Asker::with_mac(mac, &self.hosts));
+        let asker = self.port.unwrap_or_else(|| port_of_guest(mac.0[5].into()));
         let answer = self
             .server
             .answer(self.now, &request, (mac, &asker), &self.hosts);
@@ -84,6 +82,15 @@ impl Setup {
             (Outcome::Acknowledged, address)
         );
         Some(address)
+    }
+}
+
+/// A guest that may use any MAC address.
+fn port_of_guest(number: u16) -> Asker {
+    Asker {
+        port: number,
+        guest: Some(guest_mac(2)),
+        isolated: false,
     }
 }
 
@@ -558,31 +565,44 @@ fn an_offer_that_is_not_taken_is_for_others_again() {
     assert_eq!(setup.serve(11), Some(FIRST), "the offer was too old");
 }
 
-/// A guest whose port learns may use any number of MAC addresses.
+/// A guest whose port learns may use any number of MAC addresses, as may all that is behind an uplink.
 #[test]
 fn a_port_with_many_mac_addresses_leaves_half_of_the_pool_to_others() {
-    let mut setup = Setup::with_pool();
-    let port_of = |number| Asker {
-        port: number,
-        guest: Some(guest_mac(2)),
-        isolated: false,
+    let uplink = |number| Asker {
+        guest: None,
+        ..port_of_guest(number)
     };
-    setup.port = Some(port_of(1));
-    let taken: Vec<_> = (10..200).filter_map(|number| setup.serve(number)).collect();
-    assert_eq!(taken.len(), 2);
-    // An address that was not offered is no other way to more of them, nor is one that is declined.
-    for address in (FIRST.to_bits()..=LAST.to_bits()).map(Ipv4Addr::from_bits) {
-        let (outcome, _) = setup.ask(Client::new(200, REQUEST).wants(address));
-        assert_eq!(outcome, Outcome::Refused);
+    let (guest, other) = (port_of_guest(1), port_of_guest(3));
+    // By which port many ask, by which the same crowd goes on, and who finds addresses all the same.
+    let cases = [
+        (guest, guest, other),
+        (guest, guest, uplink(9)),
+        (uplink(9), uplink(9), other),
+        (uplink(9), uplink(8), other),
+    ];
+    for (many, again, others) in cases {
+        let mut setup = Setup::with_pool();
+        setup.port = Some(many);
+        // Below its share, and at it.
+        assert!(setup.serve(10).is_some() && setup.serve(11).is_some());
+        // Above it.
+        setup.port = Some(again);
+        assert_eq!((12..200).find_map(|number| setup.serve(number)), None);
+        let taken = [10, 11].map(|number| setup.serve(number).unwrap());
+        // An address that was not offered is no other way to more of them, nor is one that is declined.
+        for address in (FIRST.to_bits()..=LAST.to_bits()).map(Ipv4Addr::from_bits) {
+            let (outcome, _) = setup.ask(Client::new(200, REQUEST).wants(address));
+            assert_eq!(outcome, Outcome::Refused);
+        }
+        let declines = Client::new(10, DECLINE).wants(taken[0]).chooses(OWN);
+        assert_eq!(setup.ask(declines).0, Outcome::Declined);
+        assert_eq!(setup.serve(10), None);
+        assert_eq!(setup.serve(11), Some(taken[1]), "what it has stays its own");
+        setup.port = Some(others);
+        assert!(setup.serve(20).is_some() && setup.serve(21).is_some());
+        // What has run out does not count.
+        setup.port = Some(many);
+        setup.now += Duration::from_secs(1 << 30);
+        assert!(setup.serve(30).is_some() && setup.serve(31).is_some());
     }
-    let declines = Client::new(10, DECLINE).wants(taken[0]).chooses(OWN);
-    assert_eq!(setup.ask(declines).0, Outcome::Declined);
-    assert_eq!(setup.serve(10), None);
-    assert_eq!(setup.serve(11), Some(taken[1]), "what it has stays its own");
-    setup.port = Some(port_of(3));
-    assert!(setup.serve(20).is_some() && setup.serve(21).is_some());
-    // What has run out does not count.
-    setup.port = Some(port_of(1));
-    setup.now += Duration::from_secs(1 << 30);
-    assert!(setup.serve(30).is_some() && setup.serve(31).is_some());
 }
