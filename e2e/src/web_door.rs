@@ -43,7 +43,7 @@ impl WebDoor {
         BufReader::new(output).read_line(&mut door.address)?;
         door.address.truncate(door.address.trim_end().len());
         ensure!(
-            door.address.starts_with("http://127.0.0.1:"),
+            door.address.starts_with("http://") && door.address.contains(".localhost:"),
             "ringdown web printed {:?}",
             door.address
         );
@@ -53,6 +53,12 @@ impl WebDoor {
     /// Where the page is, without the token and without a slash at the end.
     pub fn origin(&self) -> &str {
         self.address.split("/#").next().unwrap_or_default()
+    }
+
+    /// Where it listens.
+    pub fn listen(&self) -> String {
+        let port = self.origin().rsplit(':').next().unwrap_or_default();
+        format!("127.0.0.1:{port}")
     }
 
     /// Ends it as Ctrl-C does.

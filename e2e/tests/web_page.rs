@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -244,11 +247,7 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
         .wait_for("document.querySelectorAll('.card').length === 1")
         .unwrap();
 
-    // The gate's next address, pasted into the page that is open: the page stays, and is let in.
-    let listen = origin.strip_prefix("http://").unwrap();
-    door.end().unwrap();
-    let door = WebDoor::open_at(&daemon, listen).unwrap();
-    assert_eq!(door.origin(), origin);
+    // The address, pasted into the page that is open: the page stays, and is let in.
     browser.evaluate("window.stayed = true").unwrap();
     let asked = browser.requests().unwrap();
     browser.open(&door.address).unwrap();
@@ -268,6 +267,105 @@ fn without_guests_the_page_is_complete_and_found_by_keyboard() {
         requests.iter().filter(is_stream).count()
     };
     assert!(events(&browser.requests().unwrap()) > events(&asked));
+    drop(browser);
+    door.end().unwrap();
+}
+
+/// What another user of the host serves at the port before: it stays in the browser, and takes what the address of a page of this origin says.
+const OTHERS_PAGE: &str = "<!doctype html><title>other</title><script>
+navigator.serviceWorker.register('/worker.js').then(() => navigator.serviceWorker.ready).then(() => { document.title = 'stays' });
+</script>";
+const OTHERS_WORKER: &str = "
+self.addEventListener('install', () => self.skipWaiting());
+self.addEventListener('activate', (event) => event.waitUntil(clients.claim()));
+self.addEventListener('fetch', (event) => {
+  const page = '<!doctype html><title>taken</title>';
+  if (event.request.mode === 'navigate') event.respondWith(new Response(page, { headers: { 'content-type': 'text/html' } }));
+});";
+
+/// Serves these at an address until it is dropped.
+struct Others {
+    address: String,
+    ends: Arc<AtomicBool>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Others {
+    fn serve(address: String) -> Others {
+        let listener = TcpListener::bind(&address).unwrap();
+        let ends = Arc::new(AtomicBool::new(false));
+        let ended = ends.clone();
+        let thread = thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
+                // A browser connects also without a request.
+                thread::spawn(move || answer(stream));
+            }
+        });
+        Others {
+            address,
+            ends,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(&self.address);
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+fn answer(stream: TcpStream) -> Option<()> {
+    let mut lines = BufReader::new(&stream).lines();
+    let first = lines.next()?.ok()?;
+    while !lines.next()?.ok()?.is_empty() {}
+    let (media_type, body) = match first.contains("/worker.js") {
+        true => ("text/javascript", OTHERS_WORKER),
+        false => ("text/html", OTHERS_PAGE),
+    };
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: {media_type}\r\nCache-Control: max-age=31536000, immutable\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    (&stream).write_all(answer.as_bytes()).ok()
+}
+
+#[test]
+fn what_another_user_has_left_in_the_browser_at_this_port_does_not_get_the_token() {
+    let daemon = daemon();
+    let door = WebDoor::open(&daemon).unwrap();
+    let (listen, before) = (door.listen(), door.origin().to_owned());
+    door.end().unwrap();
+    let others = Others::serve(listen.clone());
+    let mut browser = Browser::start(1280, 800).unwrap();
+    // A bookmark of before, and names that the page had or that everybody knows.
+    let port = listen.rsplit(':').next().unwrap();
+    for origin in [
+        before.clone(),
+        format!("http://{listen}"),
+        format!("http://localhost:{port}"),
+    ] {
+        browser.open(&format!("{origin}/#/vm/web")).unwrap();
+        browser.wait_for("document.title === 'stays'").unwrap();
+    }
+    drop(others);
+    let door = WebDoor::open_at(&daemon, &listen).unwrap();
+    assert_ne!(door.origin(), before);
+    browser.open(&door.address).unwrap();
+    browser
+        .wait_for(
+            "document.title === 'taken' || document.querySelector('#link')?.innerText === 'live'",
+        )
+        .unwrap();
+    assert_eq!(
+        browser.evaluate("location.href").unwrap(),
+        format!("{}/#/", door.origin())
+    );
     drop(browser);
     door.end().unwrap();
 }

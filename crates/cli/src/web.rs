@@ -4,8 +4,11 @@
 //! - only who has the token is told anything. It travels in the fragment of the address that is printed, which browsers send to nobody, and comes
 //!   back in an `Authorization` header. It is no cookie: those know no ports, and every server of this host would get it too.
 //!   The page itself, which holds no secret, is for everybody;
-//! - a request must be addressed to a loopback name (RFC 9110, section 7.2), so that no other name that was made to lead here makes a web
-//!   page of this one's origin;
+//! - the page has a host name of its own at each start, below `localhost`, which browsers look for on their own machine only (RFC 6761, section 6.3).
+//!   Who had the port before, while this did not run, may have left an answer in the browser's cache, or a service worker: those are of another
+//!   origin, and never see the fragment. It is served at both loopback addresses, as browsers try both for such a name;
+//! - a request must be addressed to that name, or for what is not the page to loopback (RFC 9110, section 7.2), so that no other name that was made
+//!   to lead here makes a web page of this one's origin;
 //! - nothing but GET and HEAD goes through, so that nothing can be changed, and no capture, so that no payload is seen;
 //! - connections that have not shown the token get one answer, little time and places of their own: they keep out nobody who has it.
 //!
@@ -33,11 +36,12 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
 
 use crate::unix::{CONNECT_TIMEOUT, connect_later};
 use newcomers::{Newcomers, Place};
-pub use token::Token;
+pub use token::{Token, host_name};
 
 /// The most connections at once that have shown the token; a browser opens six. Those beyond it are told so.
 pub const MAX_CONNECTIONS: usize = 64;
@@ -74,26 +78,41 @@ pub struct Proxy {
     pub socket: PathBuf,
     /// What opens it.
     pub token: Token,
+    /// The host name of its page.
+    pub name: String,
 }
 
 impl Proxy {
     /// Lets requests through until `end` is there.
-    pub async fn serve(self, listener: TcpListener, end: impl Future<Output = ()>) {
+    pub async fn serve(self, listeners: Vec<TcpListener>, end: impl Future<Output = ()>) {
         let proxy = Arc::new(self);
         let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         let newcomers = Newcomers::new(MAX_NEWCOMERS);
+        // They end when this is dropped.
+        let mut doors = JoinSet::new();
+        for listener in listeners {
+            doors.spawn(
+                proxy
+                    .clone()
+                    .accept(listener, slots.clone(), newcomers.clone()),
+            );
+        }
+        end.await;
+    }
+
+    async fn accept(
+        self: Arc<Self>,
+        listener: TcpListener,
+        slots: Arc<Semaphore>,
+        newcomers: Newcomers,
+    ) {
         let mut server = hyper::server::conn::http1::Builder::new();
         server
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
             .max_buf_size(MAX_HEADER_BYTES);
-        tokio::pin!(end);
         loop {
-            let accepted = tokio::select! {
-                () = &mut end => return,
-                accepted = listener.accept() => accepted,
-            };
-            let stream = match accepted {
+            let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
@@ -103,7 +122,7 @@ impl Proxy {
             };
             let (place, stay) = newcomers.enter();
             let visit = Arc::new(Visit {
-                proxy: proxy.clone(),
+                proxy: self.clone(),
                 slots: slots.clone(),
                 place,
                 slot: Mutex::new(None),
@@ -140,10 +159,14 @@ impl Proxy {
         target: &Uri,
         headers: &HeaderMap,
     ) -> Result<(), (StatusCode, &'static str)> {
-        if !names_loopback(headers, target) {
+        let path = target.path();
+        let is_own = |name: &str| {
+            name.eq_ignore_ascii_case(&self.name) || !is_page(path) && is_loopback(name)
+        };
+        if !names(headers, target, is_own) {
             return Err((
                 StatusCode::MISDIRECTED_REQUEST,
-                "this page is served at 127.0.0.1, [::1] and localhost only: use the address that `ringdown web` printed",
+                "not at this address: open the one that `ringdown web` printed last, which is new at each start",
             ));
         }
         if method != Method::GET && method != Method::HEAD {
@@ -152,7 +175,6 @@ impl Proxy {
                 "this address is read-only and takes GET and HEAD only: make changes with the command line",
             ));
         }
-        let path = target.path();
         if is_page(path) {
             return Ok(());
         }
@@ -269,26 +291,28 @@ fn is_page(path: &str) -> bool {
     path == "/" || path.starts_with("/page/")
 }
 
-/// Whether a request is addressed to a name that nobody else can have lead here. There must be exactly one `Host` (RFC 9112, section 3.2).
-fn names_loopback(headers: &HeaderMap, target: &Uri) -> bool {
+/// Whether all that says whom a request is addressed to is such a name. There must be exactly one `Host` (RFC 9112, section 3.2).
+fn names(headers: &HeaderMap, target: &Uri, is_own: impl Fn(&str) -> bool) -> bool {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         return false;
     };
-    let is_loopback = |authority: &str| {
-        let name = match authority.rsplit_once(':') {
-            Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
-            _ => authority,
-        };
-        let bare = name
-            .strip_prefix('[')
-            .and_then(|name| name.strip_suffix(']'));
-        let address = bare.unwrap_or(name).parse::<IpAddr>();
-        name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+    let is_own = |authority: &str| match authority.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => is_own(name),
+        _ => is_own(authority),
     };
     // A target in absolute form says it again, and counts for more (RFC 9112, section 3.2.2).
     let target = target.authority().map(|authority| authority.as_str());
-    host.to_str().is_ok_and(is_loopback) && target.is_none_or(is_loopback)
+    host.to_str().is_ok_and(is_own) && target.is_none_or(is_own)
+}
+
+/// Whether a host's name is this machine's for everybody.
+fn is_loopback(name: &str) -> bool {
+    let bare = name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']'));
+    let address = bare.unwrap_or(name).parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// The token of an `Authorization` header (RFC 6750, section 2.1).

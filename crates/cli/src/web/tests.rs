@@ -24,6 +24,7 @@ impl Opened {
         let proxy = Proxy {
             socket,
             token: token.clone(),
+            name: NAME.to_owned(),
         };
         let (end, ended) = tokio::sync::oneshot::channel();
         let (tell, told) = mpsc::channel();
@@ -39,7 +40,7 @@ impl Opened {
                     // A sender that was dropped ends the proxy as well.
                     let _ = ended.await;
                 };
-                proxy.serve(listener, ended).await;
+                proxy.serve(vec![listener], ended).await;
             });
         });
         Opened {
@@ -84,7 +85,9 @@ impl Drop for Opened {
     }
 }
 
-const HOST: &str = "Host: 127.0.0.1";
+const NAME: &str = "0123456789abcdef.localhost";
+
+const HOST: &str = "Host: 0123456789abcdef.localhost";
 
 #[test]
 fn the_page_is_for_all_and_the_rest_for_who_has_the_token() {
@@ -137,11 +140,20 @@ fn the_page_is_for_all_and_the_rest_for_who_has_the_token() {
 }
 
 #[test]
-fn only_who_addresses_loopback_is_answered() {
+fn only_who_addresses_the_own_name_or_loopback_is_answered() {
     let daemon = FakeDaemon::start(&[], &[]);
     let proxy = Opened::to(daemon.runtime_dir().join("control.sock"));
     let bearer = proxy.bearer();
-    let good = [
+    let upper_case = NAME.to_uppercase();
+    for name in [NAME, &upper_case, &format!("{NAME}:8080")] {
+        let host = format!("Host: {name}");
+        for path in ["/", "/page/main.js", "/v1/vms"] {
+            let (status, answer) = proxy.ask(&format!("GET {path} HTTP/1.1"), &[&host, &bearer]);
+            assert_eq!(status, 200, "{name}: {answer}");
+        }
+    }
+    // Programs may ask there, and browsers find no page.
+    let loopback = [
         "127.0.0.1",
         "127.0.0.1:1",
         "localhost",
@@ -149,15 +161,23 @@ fn only_who_addresses_loopback_is_answered() {
         "[::1]:9",
         "127.0.0.9:1",
     ];
-    for host in good {
-        let (status, answer) =
-            proxy.ask("GET /v1/vms HTTP/1.1", &[&format!("Host: {host}"), &bearer]);
-        assert_eq!(status, 200, "{host}: {answer}");
+    for host in loopback {
+        for (path, expected) in [("/v1/vms", 200), ("/", 421), ("/page/main.js", 421)] {
+            let (status, answer) = proxy.ask(
+                &format!("GET {path} HTTP/1.1"),
+                &[&format!("Host: {host}"), &bearer],
+            );
+            assert_eq!(status, expected, "{host}: {answer}");
+        }
     }
     let bad = [
         "evil.example",
         "127.0.0.1.evil.example:80",
         "localhost.evil.example",
+        "fedcba9876543210.localhost",
+        "0123456789abcdef.localhost.evil.example",
+        "x.0123456789abcdef.localhost",
+        "0123456789abcdef",
         "evil.example:127",
         "10.0.0.1",
         "",
@@ -178,6 +198,8 @@ fn only_who_addresses_loopback_is_answered() {
     assert_eq!(proxy.ask("GET / HTTP/1.1", &[]).0, 421);
     let absolute = "GET http://evil.example/v1/vms HTTP/1.1";
     assert_eq!(proxy.ask(absolute, &["Host: localhost", &bearer]).0, 421);
+    let absolute = "GET http://localhost/ HTTP/1.1";
+    assert_eq!(proxy.ask(absolute, &[HOST]).0, 421);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use tokio::net::{TcpStream, UnixListener};
 use tokio::time::Instant;
 
 use super::super::*;
-use super::HOST;
+use super::{HOST, NAME};
 
 fn on_a_standing_clock(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread()
@@ -26,8 +26,13 @@ async fn proxy(
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let token = token.clone();
-    let proxy = Proxy { socket, token };
-    tokio::spawn(proxy.serve(listener, std::future::pending()));
+    let name = NAME.to_owned();
+    let proxy = Proxy {
+        socket,
+        token,
+        name,
+    };
+    tokio::spawn(proxy.serve(vec![listener], std::future::pending()));
     (address, daemon)
 }
 
