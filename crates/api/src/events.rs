@@ -37,6 +37,10 @@ macro_rules! kinds {
 kinds! {
     /// This daemon has followed another one; the reason says what that cost.
     Restarted = "restarted";
+    /// A VM, an uplink or a published port cannot be had at the moment, for the reason that is given; it is tried again.
+    Unavailable = "unavailable";
+    /// What was unavailable is there.
+    Available = "available";
     /// A VM was added.
     VmAdded = "vm-added";
     /// A VM was removed.

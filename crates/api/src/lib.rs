@@ -8,6 +8,7 @@ mod networks;
 mod policy;
 mod problem;
 mod restart;
+mod unavailable;
 mod vms;
 
 pub use self::policy::*;
@@ -16,4 +17,5 @@ pub use events::*;
 pub use networks::*;
 pub use problem::*;
 pub use restart::*;
+pub use unavailable::*;
 pub use vms::*;

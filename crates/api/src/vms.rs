@@ -15,6 +15,7 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::json::{each_once, objects};
 use crate::networks::VmPort;
 use crate::restart::Restart;
+use crate::unavailable::UnavailablePart;
 
 /// The longest wait that one request may ask for, in milliseconds.
 pub const MAX_WAIT_MS: u64 = 60 * 60 * 1000;
@@ -303,6 +304,9 @@ pub struct VmStatus {
     /// Whether its VMM has stopped the device of a guest that has circuits, which wait: it is probably paused. Of lines without rings it is not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
+    /// Why one of its sockets cannot be made, and what to do, if so: it is not served, and tried again every few seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<String>,
     /// Whether the configuration names it: where it is removed by hand, a reload adds it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub configured: bool,
@@ -357,6 +361,9 @@ impl VmStatus {
     pub fn fault(&self) -> Option<Cow<'_, str>> {
         let another = self.another_waits.then_some(ANOTHER_WAITS);
         let paused = self.paused.then_some(PAUSED);
+        if let Some(reason) = &self.unavailable {
+            return Some(Cow::from(format!("not served: {reason}")));
+        }
         let of_line = another.or(self.last_fault.as_deref()).or(paused);
         let of_line = of_line.map(Cow::from);
         let of_card = |port: &VmPort| {
@@ -375,6 +382,9 @@ impl VmStatus {
 
     /// How far it has come, in words, with what went wrong before that.
     pub fn state_in_words(&self) -> String {
+        if let Some(reason) = &self.unavailable {
+            return format!("it is not served, and tried again every few seconds: {reason}");
+        }
         let meaning = match self.state {
             VmState::Attached if self.is_quiet() => {
                 "a VMM is attached, but nothing in its guest answers any more: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup), or its kernel has stopped: see its console"
@@ -442,6 +452,9 @@ pub struct VmList {
     /// What the daemon has taken over from the one before it, if a keeper has it know of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,
+    /// What cannot be had at the moment, VMs too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unavailable: Vec<UnavailablePart>,
 }
 
 /// The answer to `GET /v1/health`.
@@ -466,4 +479,7 @@ pub struct Health {
     /// What it has taken over from the daemon before it, if the keeper has it know of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,
+    /// What cannot be had at the moment.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unavailable: Vec<UnavailablePart>,
 }

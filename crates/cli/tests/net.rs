@@ -424,6 +424,62 @@ mtu = 9000
 uplink = { tap = "rdtap0" }
 "#;
 
+#[test]
+fn an_uplink_that_is_missing_at_the_start_comes_when_it_is_there() {
+    let may = Command::new("unshare").args(["--net", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        println!("skipped: this user may not make a network namespace");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ringdown.toml");
+    let lan = "[[network]]\nname = \"lan\"\nuplink = { interface = \"eth7\" }\n";
+    std::fs::write(
+        &file,
+        format!("{lan}[[vm]]\nname = \"web\"\nnetworks = [\"lan\"]\n"),
+    )
+    .unwrap();
+    let runtime_dir = directory.path().join("run");
+    let mut command = Command::new("unshare");
+    command.args(["--net", env!("CARGO_BIN_EXE_ringdown"), "serve", "--config"]);
+    command.arg(&file).arg("--runtime-dir").arg(&runtime_dir);
+    command.stdin(Stdio::null()).env_remove("RINGDOWN_LOG");
+    let mut daemon = Running::start(command);
+    daemon.wait_until_ready();
+    let listed = run_with(&runtime_dir, &["vm", "ls"]);
+    let expected = "the uplink of the network lan is unavailable: ";
+    assert!(listed.err.contains(expected), "{}", listed.err);
+    assert!(runtime_dir.join("web.vhost").exists());
+    let uplink = || {
+        let shown = run_with(&runtime_dir, &["net", "show", "lan", "--json"]);
+        let shown: Value = serde_json::from_str(&shown.out).expect(&shown.err);
+        let mut ports = shown["network"]["ports"].as_array().unwrap().iter();
+        let uplink = ports.find(|port| port["kind"] == "uplink");
+        uplink.is_some_and(|port| port["attached"] == true)
+    };
+    assert!(!uplink());
+    let mut add = Command::new("nsenter");
+    add.arg(format!("--net=/proc/{}/ns/net", daemon.0.id()));
+    add.args([
+        "sh",
+        "-c",
+        "ip link add eth7 type dummy && ip link set eth7 up",
+    ]);
+    let added = finish(add);
+    if added.code != Some(0) {
+        println!("skipped: no interface can be made here: {}", added.err);
+        return;
+    }
+    let start = Instant::now();
+    while !uplink() {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "it does not come"
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// A packet that is too long for the uplink is lost in silence, so that is said before.
 #[test]
 fn an_uplink_with_a_smaller_mtu_is_named_and_one_whose_device_was_removed_comes_back() {

@@ -162,6 +162,11 @@ impl Plan {
         self.lines.remove(full_name)
     }
 
+    /// The line with this full name.
+    pub fn line(&self, full_name: &str) -> Option<&LineSpec> {
+        self.lines.get(full_name)
+    }
+
     /// The line with this full name, or of which it is an alias.
     pub fn get(&self, full_name: &str) -> Option<&LineSpec> {
         let (domain, name) = full_name

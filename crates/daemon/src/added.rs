@@ -1,7 +1,7 @@
 //! VMs that were added by hand, kept for the daemon that comes after this one: no file names them.
 
-use api::NewVm;
-use config::{LineSpec, PlanChange, parse_vm_members};
+use api::{NewVm, PartKind};
+use config::{LineSpec, parse_vm_members};
 use keeper::Keeper;
 
 use crate::in_force::{InForce, Parts};
@@ -64,10 +64,9 @@ fn add_one(
     let request = parse_vm_members(&new).map_err(|refused| refused.value)?;
     crate::sandbox::check_vm(&request)?;
     let mut next = in_force.clone();
-    let change = PlanChange {
-        added: vec![next.book.add(&request)?],
-        removed: Vec::new(),
-    };
-    parts.put_in_force(in_force, &next, &change, false)?;
-    Ok(next)
+    let part = (PartKind::Vm, next.book.add(&request)?.full_name());
+    next.unavailable.insert(part.clone(), String::new());
+    // Its name and its CID are taken from here on, whether its sockets can be made or not.
+    parts.put_in_force(in_force, &next, false)?;
+    Ok(parts.try_to_have(next, &[part]))
 }

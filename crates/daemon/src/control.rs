@@ -17,7 +17,7 @@ use api::{
     VmWindows,
 };
 use config::limits::members;
-use config::{Channel, Chardev, LineSpec, Plan, PlanChange, VmRequest, VmmSocket};
+use config::{Channel, Chardev, LineSpec, Plan, VmRequest, VmmSocket};
 use device::{CaptureFilter, CaptureOptions, NO_CARD, NO_VSOCK_DEVICE, NOT_SHARED};
 use sys::links::Entry;
 use sys::socket_file::Occupant;
@@ -116,11 +116,7 @@ impl Control {
             let _changing = control.changing.lock().await;
             let mut next = InForce::clone(&control.in_force());
             let spec = next.book.add(&request)?;
-            let change = PlanChange {
-                added: vec![spec.clone()],
-                removed: Vec::new(),
-            };
-            control.bring(next, change).await?;
+            control.bring(next).await?;
             added::keep(control.parts.keeper.as_deref(), &spec, &described);
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
             let details = EventDetails::of_vm(spec.full_name());
@@ -169,18 +165,15 @@ impl Control {
         let task = tokio::spawn(async move {
             let _changing = control.changing.lock().await;
             let in_force = control.in_force();
-            let spec = known_vm(&in_force.book.plan, &name)?.clone();
+            let spec = known_vm(&in_force.book.plan, &name)?;
             let name = spec.full_name();
             let mut next = InForce::clone(&in_force);
             next.book.plan.remove(&name);
+            next.forget_unwanted();
             if !spec.aliases.is_empty() {
                 next.book.renew_policy();
             }
-            let change = PlanChange {
-                added: Vec::new(),
-                removed: vec![spec],
-            };
-            control.bring(next, change).await?;
+            control.bring(next).await?;
             added::forget(control.parts.keeper.as_deref(), &name);
             control.readiness.forget(&name);
             tracing::info!(vm = name, "removed a VM");
@@ -192,14 +185,10 @@ impl Control {
     }
 
     /// Brings what is next into force.
-    async fn bring(
-        self: &Arc<Self>,
-        next: InForce,
-        change: PlanChange,
-    ) -> Result<(), ControlError> {
+    async fn bring(self: &Arc<Self>, next: InForce) -> Result<(), ControlError> {
         let put = move |control: &Control| {
             let current = control.in_force();
-            let put = control.parts.put_in_force(&current, &next, &change, false);
+            let put = control.parts.put_in_force(&current, &next, false);
             put.map_err(|hindrance| *hindrance.error)?;
             control.set_in_force(next);
             Ok(())
@@ -313,7 +302,9 @@ impl Control {
         let line = known.lines.get(&full_name);
         let agent = self.readiness.agent(&full_name);
         let own_vmm = spec.hybrid().map(at_vmm_socket);
+        let unavailable = in_force.vm_unavailable(&full_name).cloned();
         let state = match (line, &own_vmm) {
+            _ if unavailable.is_some() => VmState::Waiting,
             _ if agent.is_some() => VmState::Ready,
             (_, Some((state, _))) => *state,
             // The link keeps what is open for a minute. There is no guest meanwhile.
@@ -344,6 +335,7 @@ impl Control {
             cut_off: line.is_some_and(|line| line.cut_off),
             another_waits: line.is_some_and(|line| line.another_waits),
             paused: line.is_some_and(|line| line.paused),
+            unavailable,
             configured: in_force.configured.contains(&full_name),
             vhost_user,
             serial: spec.serial().map(chardev),

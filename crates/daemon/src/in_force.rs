@@ -6,12 +6,13 @@
 //! ([`NetWorker::prepare`]). So no call is judged by a part of one configuration and a part of another, or
 //! judged by one and carried out by another.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use config::{Chardev, Config, ConfigError, LineSpec, PlanChange, Settings, StateError, VmmSocket};
+use api::PartKind;
+use config::{Chardev, Config, ConfigError, LineSpec, Plan, Settings, StateError, VmmSocket};
 
 use crate::audit::Audit;
 use crate::capture::Captures;
@@ -30,6 +31,12 @@ use windows::switchboard::Circuits;
 /// Reads the configuration again, from all its sources, or with this file in place of its own. It may take its time.
 pub type ReadConfig = Box<dyn Fn(Option<&Path>) -> Result<Config, ConfigError> + Send + Sync>;
 
+/// Something that one daemon may lack and serve the rest: its kind, and the full name of the VM or the network, or where a published port listens.
+pub type Part = (PartKind, String);
+
+/// Why each part is unavailable that is.
+pub type Unavailable = BTreeMap<Part, String>;
+
 /// What is in force, and changes only as a whole.
 #[derive(Debug, Clone)]
 pub struct InForce {
@@ -39,6 +46,8 @@ pub struct InForce {
     pub configured: BTreeSet<String>,
     /// The file of the audit.
     pub audit: Option<PathBuf>,
+    /// What of it cannot be had at the moment.
+    pub unavailable: Unavailable,
 }
 
 /// What stands in the way of something coming into force. Nothing has changed then.
@@ -99,7 +108,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Brings what is next into force, or nothing of it. `change` are the lines that come and go with it.
+    /// Brings what is next into force, or nothing of it.
     ///
     /// # Errors
     /// [`Hindrance`].
@@ -107,14 +116,13 @@ impl Parts {
         &self,
         current: &InForce,
         next: &InForce,
-        change: &PlanChange,
         enforce_existing: bool,
     ) -> Result<(), Hindrance> {
         // First, as nothing may be in force that a restart would not find again.
         let remembered = self.remember(&current.book, &next.book);
         let put = remembered
             .map_err(Hindrance::from)
-            .and_then(|()| self.put(current, next, change, enforce_existing));
+            .and_then(|()| self.put(current, next, enforce_existing));
         if put.is_err() {
             if let Err(error) = self.remember(&next.book, &current.book) {
                 tracing::error!("{error}");
@@ -128,7 +136,7 @@ impl Parts {
     /// # Errors
     /// [`Hindrance`].
     pub(crate) fn can_offer(&self, next: &InForce) -> Result<(), Hindrance> {
-        drop(self.offers.prepare(next.book.offer())?);
+        drop(self.offers.prepare(next.offer())?);
         Ok(())
     }
 
@@ -136,16 +144,22 @@ impl Parts {
         &self,
         current: &InForce,
         next: &InForce,
-        change: &PlanChange,
         enforce_existing: bool,
     ) -> Result<(), Hindrance> {
-        let mut offer = next.book.offer();
+        let (before, after) = (current.available_plan(), next.available_plan());
+        let (added, removed) = (lines_beside(&after, &before), lines_beside(&before, &after));
+        let networks = NetChange::between(&before, &after).without_uplinks(
+            current.missing_uplinks(),
+            next.missing_uplinks(),
+            &after,
+        );
+        let mut offer = next.offer();
         offer.enforce_existing = enforce_existing;
         let services = offer.entries();
         let commit = self.offers.prepare(offer)?;
         let lines = LineChange {
-            added: change.added.clone(),
-            removed: change.removed.iter().map(LineSpec::full_name).collect(),
+            added: added.clone(),
+            removed: removed.iter().map(LineSpec::full_name).collect(),
             services,
             policy: PolicyChange {
                 policy: next.book.policy(),
@@ -155,8 +169,8 @@ impl Parts {
             },
         };
         self.move_audit(current, next)?;
-        if let Err(hindrance) = self.change(current, next, lines, commit) {
-            for spec in &change.added {
+        if let Err(hindrance) = self.change(lines, networks, commit) {
+            for spec in &added {
                 self.windows.close(&spec.full_name());
             }
             // It was open a moment ago.
@@ -168,7 +182,7 @@ impl Parts {
         if enforce_existing {
             self.circuits.enforce();
         }
-        for spec in &change.removed {
+        for spec in &removed {
             let name = spec.full_name();
             // Behind the line, so that no circuit of the VM has them.
             self.circuits.removed(&name);
@@ -180,9 +194,8 @@ impl Parts {
     /// Changes lines and networks, or nothing but the windows of new lines.
     fn change(
         &self,
-        current: &InForce,
-        next: &InForce,
         lines: LineChange,
+        networks: NetChange,
         offers: Commit,
     ) -> Result<(), Hindrance> {
         for spec in &lines.added {
@@ -195,7 +208,6 @@ impl Parts {
             vm: fault.vm,
             error: Box::new(fault.error.into()),
         };
-        let networks = NetChange::between(&current.book.plan, &next.book.plan);
         let lines = self.worker.prepare(lines).map_err(hindrance)?;
         // Last, as networks stand still from here on.
         let networks = self.net.prepare(networks)?;
@@ -258,4 +270,11 @@ impl Parts {
         }
         Ok(self.windows.open(spec)?)
     }
+}
+
+/// The lines that one plan has and another has not.
+fn lines_beside(plan: &Plan, other: &Plan) -> Vec<LineSpec> {
+    let lines = plan.lines();
+    let lines = lines.filter(|line| other.line(&line.full_name()).is_none());
+    lines.cloned().collect()
 }

@@ -25,6 +25,7 @@ pub mod serve;
 pub mod service_manager;
 mod shared_answer;
 pub mod stalled_clients;
+mod unavailable;
 pub mod worker;
 
 // A crate that imports this one has types of a second copy of it in the tests here: so the fake daemon is a part of them, and names this crate as others do.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use config::input::InputError;
 use config::{
-    Config, ConfigError, GroupRequest, Hosts, LineSpec, Plan, PlanChange, Publish, Service,
-    VmRequest, Written, check_dialled, check_dialled_with, check_sockets, check_targets,
+    Config, ConfigError, GroupRequest, Hosts, LineSpec, Plan, PlanChange, Publish, PublishListen,
+    Service, VmRequest, Written, check_dialled, check_dialled_with, check_sockets, check_targets,
     check_whole,
 };
 use policy::{CalleePattern, CallerPattern, Policy, Redirect, Rule, Verdict, VmPattern};
@@ -142,6 +142,11 @@ impl Rulebook {
     pub fn aliases(&self) -> Vec<(String, Vec<String>)> {
         let aliases = |line: &LineSpec| (line.full_name(), line.aliases.clone());
         self.plan.lines().map(aliases).collect()
+    }
+
+    /// Where published ports listen.
+    pub(crate) fn listens(&self) -> impl Iterator<Item = &PublishListen> {
+        self.publishes.iter().map(|publish| &publish.value.listen)
     }
 
     /// What the host offers.

@@ -10,7 +10,7 @@ use config::{Cids, Config, ConfigError, LineSpec, Plan, PlanChange};
 
 use crate::added;
 use crate::control::Control;
-use crate::in_force::{Hindrance, InForce};
+use crate::in_force::{Hindrance, InForce, Part};
 use crate::policy::Rulebook;
 use crate::sandbox;
 
@@ -41,11 +41,13 @@ impl InForce {
     /// What a configuration makes of this.
     pub(crate) fn changed(&self, config: &Config) -> Result<(InForce, PlanChange), ConfigError> {
         let (book, change) = self.book.changed(config, &self.configured)?;
-        let next = InForce {
+        let mut next = InForce {
             book,
             configured: config.vms.iter().map(|vm| vm.value.full_name()).collect(),
             audit: config.audit.clone(),
+            unavailable: self.unavailable.clone(),
         };
+        next.forget_unwanted();
         Ok((next, change))
     }
 }
@@ -131,12 +133,13 @@ impl Control {
                     Arc::new(next)
                 }
                 false => {
-                    parts.put_in_force(&current, &next, &change, request.enforce_existing)?;
+                    parts.put_in_force(&current, &next, request.enforce_existing)?;
                     // From now on they come and go with the file.
                     for name in next.configured.difference(&current.configured) {
                         added::forget(parts.keeper.as_deref(), name);
                     }
-                    control.set_in_force(next);
+                    let unavailable: Vec<Part> = next.unavailable.keys().cloned().collect();
+                    control.set_in_force(parts.try_to_have(next, &unavailable));
                     control.in_force()
                 }
             };

@@ -28,7 +28,7 @@ use crate::audit::{Audit, AuditWriter};
 use crate::capture::Captures;
 use crate::control::Control;
 use crate::events::Events;
-use crate::in_force::{Hindrance, InForce, Parts, ReadConfig};
+use crate::in_force::{Hindrance, InForce, Parts, ReadConfig, Unavailable};
 use crate::line::LineWorker;
 use crate::net::NetWorker;
 use crate::policy::Rulebook;
@@ -176,8 +176,9 @@ impl Daemon {
             book: Rulebook::without_rules(plan),
             configured: BTreeSet::new(),
             audit: config.audit.clone(),
+            unavailable: Unavailable::new(),
         };
-        let (in_force, change) = nothing.changed(&config)?;
+        let (in_force, _) = nothing.changed(&config)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -236,11 +237,7 @@ impl Daemon {
             settings,
             read_config,
         };
-        parts.put_in_force(&nothing, &in_force, &change, false)?;
-        let in_force = added::add_again(&parts, in_force);
-        for spec in &change.added {
-            tracing::info!(vm = spec.full_name(), cid = spec.cid, "opened a line");
-        }
+        let in_force = added::add_again(&parts, parts.start(&nothing, in_force)?);
         parts.windows.sweep();
         let settings = &parts.settings;
         // Last, so that whoever finds the control socket finds the VMs too.
@@ -315,6 +312,7 @@ impl Daemon {
                 tokio::spawn(restart::watch(keeper.clone()));
             }
             let control = Arc::new(Control::new(parts.clone(), in_force, readiness.clone()));
+            tokio::spawn(control.clone().keep_trying());
             let end = end(control.clone()).map_err(system("watch for the end"))?;
             // The worker holds the other end of the channel for as long as its thread lives.
             let worker_end = tokio::spawn(readiness.run(arrivals));

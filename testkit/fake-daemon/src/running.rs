@@ -291,6 +291,7 @@ pub fn routes() -> (Arrivals, Arc<FakeWorker>, Router) {
         book: Rulebook::without_rules(plan),
         configured: Default::default(),
         audit: None,
+        unavailable: Default::default(),
     };
     let control = Control::new(Arc::new(parts), in_force, Arc::default());
     (arrivals, worker, daemon::api::router(Arc::new(control)))

@@ -5,7 +5,7 @@ use clap::Args;
 /// The options of `events`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Kinds of events: restarted, vm-added, vm-removed, vm-ready, vm-unready, line-up, line-down, circuit-opened, circuit-ended, refused, policy-changed,
+Kinds of events: restarted, unavailable, available, vm-added, vm-removed, vm-ready, vm-unready, line-up, line-down, circuit-opened, circuit-ended, refused, policy-changed,
 reload, window-lent, window-free, capture-started, capture-ended, reader-dropped; and lost, where events that were asked for are not kept any more.
 
 Each exec, cp or other command for a guest is a circuit to port 1007 of that guest, and agents call port 1007 of the host. To leave these out:

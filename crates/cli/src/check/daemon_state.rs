@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use api::{Health, LineKind, NetworkDetails, VmState, VmStatus};
+use api::{Health, LineKind, NetworkDetails, PartKind, UnavailablePart, VmState, VmStatus};
 use runtime::directory::{check_directory, writable_by_all};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -34,6 +34,7 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
                         .into_iter()
                         .flat_map(|health| keeper(&health)),
                 )
+                .chain(list.unavailable.iter().filter_map(unavailable))
                 .chain(vms)
                 .chain(list.vms.iter().filter_map(windows))
                 .chain(list.vms.iter().flat_map(cards))
@@ -138,11 +139,25 @@ fn place(runtime_dir: &Path) -> Option<Finding> {
     ))
 }
 
+/// What a way to what is unavailable needs from outside.
+const AGAIN: &str = "do what the reason says, or name another in the configuration and `ringdown reload`; the daemon tries again every few seconds by itself";
+
+/// What the daemon lacks. VMs have findings of their own.
+pub(super) fn unavailable(part: &UnavailablePart) -> Option<Finding> {
+    let about = match part.kind {
+        PartKind::Vm => return None,
+        PartKind::Uplink => "networks",
+        PartKind::PublishedPort => "ports",
+    };
+    Some(Finding::error(about, part.to_string(), AGAIN))
+}
+
 pub(super) fn guest(vm: &VmStatus) -> Finding {
     let about = "guests";
     let name = vm.full_name();
     let found = format!("{name}: {}", vm.state_in_words());
     match vm.state {
+        _ if vm.unavailable.is_some() => Finding::error(about, found, AGAIN),
         _ if vm.another_waits => Finding::warning(
             about,
             found,

@@ -346,6 +346,7 @@ fn a_keeper_is_told_of_in_one_line() {
             keeper,
             keeper_ended,
             restart: None,
+            unavailable: Vec::new(),
         };
         let mut findings = daemon_state::keeper(&health).into_iter();
         findings.next().map(|finding| finding.found)

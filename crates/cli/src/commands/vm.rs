@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use api::{ChardevInfo, LineKind, NewSerial, NewVm, VmPort, VmStatus};
+use api::{ChardevInfo, LineKind, NewSerial, NewVm, PartKind, VmPort, VmStatus};
 use config::input::{InputError, check_socket_path, parse_cid, parse_full_name};
 use config::limits::parse_member;
 use config::{NewPort, parse_net_option};
@@ -89,6 +89,11 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
     print(&table(&list.vms))?;
     for vm in list.vms.iter().filter(|vm| vm.is_quiet()) {
         note(&format!("{}: {}", vm.full_name(), vm.state_in_words()));
+    }
+    // Those of VMs are in the table.
+    let beside = list.unavailable.iter();
+    for part in beside.filter(|part| part.kind != PartKind::Vm) {
+        eprintln!("{part}");
     }
     if let Some(restart) = &list.restart {
         eprintln!("{} {restart}", restart.time);
@@ -218,6 +223,7 @@ mod tests {
             cut_off: false,
             another_waits: false,
             paused: false,
+            unavailable: None,
             configured: false,
             vhost_user: Some("/r/v".into()),
             serial: None,

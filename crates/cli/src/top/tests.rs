@@ -58,6 +58,7 @@ fn vm(name: &str, cid: u32, bytes: [u64; 2]) -> VmStatus {
         cut_off: false,
         another_waits: false,
         paused: false,
+        unavailable: None,
         configured: false,
         vhost_user: None,
         serial: None,

@@ -120,6 +120,7 @@ async fn health(State(control): Shared) -> Json<Health> {
         keeper: Some(control.has_keeper()),
         keeper_ended: control.has_lost_keeper(),
         restart: control.parts.restart.clone(),
+        unavailable: control.in_force().unavailable_parts(),
     })
 }
 
@@ -133,6 +134,7 @@ async fn list(State(control): Shared) -> Result<Response, Failure> {
         Ok(VmList {
             vms: control.list(),
             restart: control.parts.restart.clone(),
+            unavailable: control.in_force().unavailable_parts(),
         })
     };
     answer(&control, list).await

@@ -35,8 +35,14 @@ fn open_all(
     opened: &mut NetChange,
 ) -> std::result::Result<(), NetFault> {
     for spec in &change.added_networks {
-        add_network(fabric, spec).map_err(|error| NetFault::of_network(spec, net_error(error)))?;
+        let has_uplink = !change.missing_uplinks.contains(&spec.full_name());
+        add_network(fabric, spec, has_uplink)
+            .map_err(|error| NetFault::of_network(spec, net_error(error)))?;
         opened.added_networks.push(spec.clone());
+    }
+    for spec in &change.added_uplinks {
+        set_uplink(fabric, spec).map_err(|error| NetFault::of_network(spec, net_error(error)))?;
+        opened.added_uplinks.push(spec.clone());
     }
     for placed in &change.added_ports {
         let PlacedPort { network, port } = placed;
@@ -59,6 +65,10 @@ fn open_all(
 pub(super) fn undo(change: &NetChange, fabric: &mut NetFabric) {
     let ports = change.added_ports.iter().map(|placed| &placed.port);
     remove_ports(ports, fabric);
+    for spec in &change.added_uplinks {
+        let name = spec.full_name();
+        report(&name, fabric.remove_uplink(&name));
+    }
     for spec in &change.added_networks {
         let name = spec.full_name();
         report(&name, fabric.remove_network(&name));
@@ -101,12 +111,15 @@ fn report(network: &str, result: Result<()>) {
     }
 }
 
-fn add_network(fabric: &mut NetFabric, spec: &NetworkSpec) -> Result<()> {
+fn add_network(fabric: &mut NetFabric, spec: &NetworkSpec, has_uplink: bool) -> Result<()> {
     let name = spec.full_name();
     fabric.add_network(&name, spec.bridge_limits())?;
     let furnished = fabric
         .set_station(&name, station_of(spec))
-        .and_then(|()| set_uplink(fabric, spec));
+        .and_then(|()| match has_uplink {
+            true => set_uplink(fabric, spec),
+            false => Ok(()),
+        });
     furnished.inspect_err(|_| {
         // It was added a moment ago.
         let _ = fabric.remove_network(&name);

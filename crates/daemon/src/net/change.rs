@@ -1,6 +1,6 @@
 //! From the networks that are to those that are to be.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use config::Plan;
 use config::net::{NetHost, NetworkSpec, PortSpec};
@@ -19,6 +19,10 @@ pub struct NetChange {
     pub added_networks: Vec<NetworkSpec>,
     /// Networks that stay, and are described otherwise.
     pub changed_networks: Vec<NetworkSpec>,
+    /// Networks whose uplink is left out, as its device cannot be had.
+    pub missing_uplinks: BTreeSet<String>,
+    /// Networks that stay, and whose uplink was left out until now.
+    pub added_uplinks: Vec<NetworkSpec>,
     /// Networks that stay, and have an uplink.
     pub kept_uplinks: Vec<String>,
     /// Networks that go, by their names.
@@ -99,9 +103,32 @@ impl NetChange {
         change
     }
 
+    /// Leaves out the uplinks of some networks, and adds those that were left out before and are not any more.
+    pub fn without_uplinks(
+        mut self,
+        before: BTreeSet<String>,
+        after: BTreeSet<String>,
+        next: &Plan,
+    ) -> NetChange {
+        self.kept_uplinks
+            .retain(|name| !before.contains(name) && !after.contains(name));
+        let added = before.difference(&after);
+        let added = added.filter_map(|name| next.network(name));
+        self.added_uplinks = added.cloned().collect();
+        self.missing_uplinks = after;
+        self
+    }
+
     /// Whether there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
-        *self == NetChange::default()
+        let NetChange {
+            missing_uplinks, ..
+        } = self;
+        let nothing = NetChange {
+            missing_uplinks: missing_uplinks.clone(),
+            ..NetChange::default()
+        };
+        *self == nothing
     }
 
     /// Checks the directories of new ports' sockets, and removes stale ones.

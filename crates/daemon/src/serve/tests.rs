@@ -104,15 +104,31 @@ fn the_sockets_of_a_dead_daemon_are_taken_over() {
 #[test]
 fn a_socket_that_another_program_listens_on_is_left_to_it() {
     let directory = tempfile::tempdir().unwrap();
-    for name in ["circuit.sock", "control.sock", "web.sock", "web.vhost"] {
-        let path = directory.path().join(name);
-        let _other = UnixListener::bind(&path).unwrap();
-        let error = refusal(&config(directory.path(), &["name=db", "name=web"]));
-        let expected = format!(
+    let expected = |path: &Path| {
+        format!(
             "another program listens on {}: if it is a keeper (`ringdown hold`), give its socket by --keeper; else end it, or choose another path",
             path.display()
-        );
-        assert!(error.to_string().contains(&expected), "{error}");
+        )
+    };
+    let config = config(directory.path(), &["name=db", "name=web", "name=zoo"]);
+    for name in ["web.sock", "web.vhost"] {
+        let path = directory.path().join(name);
+        let _other = UnixListener::bind(&path).unwrap();
+        let (_worker, daemon) = start(&config).unwrap();
+        let reason = daemon.in_force.vm_unavailable("web").unwrap();
+        assert_eq!(*reason, expected(&path));
+        for served in ["db.vhost", "zoo.vhost"] {
+            UnixStream::connect(directory.path().join(served)).unwrap();
+        }
+        drop(daemon);
+        assert_eq!(sockets(directory.path()), [name]);
+        std::fs::remove_file(&path).unwrap();
+    }
+    for name in ["circuit.sock", "control.sock"] {
+        let path = directory.path().join(name);
+        let _other = UnixListener::bind(&path).unwrap();
+        let error = refusal(&config);
+        assert!(error.to_string().contains(&expected(&path)), "{error}");
         assert_eq!(
             sockets(directory.path()),
             [name],
@@ -125,14 +141,15 @@ fn a_socket_that_another_program_listens_on_is_left_to_it() {
 #[test]
 fn a_missing_directory_is_named_with_the_vm_and_the_remedy() {
     let directory = tempfile::tempdir().unwrap();
-    let error = refusal(&config(directory.path(), &["name=web,host=none/web.sock"]));
+    let config = config(directory.path(), &["name=web,host=none/web.sock"]);
+    let (_worker, daemon) = start(&config).unwrap();
+    let reason = daemon.in_force.vm_unavailable("web").unwrap();
     let missing = directory.path().join("none");
     let expected = format!(
-        "VM \"web\": the directory {0} does not exist: create it with `mkdir -p {0}`, or name another with host=PATH",
+        "the directory {0} does not exist: create it with `mkdir -p {0}`, or name another with host=PATH",
         missing.display()
     );
-    assert_eq!(error.to_string(), expected);
-    assert!(!error.is_usage());
+    assert_eq!(*reason, expected);
 }
 
 #[test]

@@ -337,6 +337,16 @@ impl NetFabric {
         })
     }
 
+    /// Takes a network's way out away.
+    ///
+    /// # Errors
+    /// When there is no such network.
+    pub fn remove_uplink(&mut self, network: &str) -> Result<(), NetError> {
+        let index = self.network_named(network)?;
+        self.networks[index].close_uplink();
+        Ok(())
+    }
+
     /// Opens the device of a network's uplink again if it was removed. Its port has stayed.
     pub fn restore_uplink(&mut self, network: &str) -> Result<(), NetError> {
         let index = self.network_named(network)?;

@@ -36,6 +36,7 @@ fn vm(name: &str) -> VmStatus {
         cut_off: false,
         another_waits: false,
         paused: false,
+        unavailable: None,
         configured: false,
         vhost_user: None,
         serial: None,

@@ -1,0 +1,263 @@
+//! A daemon that starts where another user of the host has bound the address of a published port, or a VMM has spoilt its own directory.
+
+#![allow(clippy::unwrap_used)] // This is a test.
+
+mod program;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use program::{Running, ringdown, run_with};
+use serde_json::Value;
+
+/// Until what does not come is given up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A directory for daemons, one of its VM `poor`, and the daemon that runs.
+struct Host {
+    directory: tempfile::TempDir,
+    keeper: Option<Running>,
+    daemon: Option<Running>,
+}
+
+impl Host {
+    fn new(configuration: &str) -> Host {
+        let host = Host {
+            directory: tempfile::tempdir().unwrap(),
+            keeper: None,
+            daemon: None,
+        };
+        fs::create_dir(host.vms()).unwrap();
+        fs::create_dir(host.vms().join("poor")).unwrap();
+        host.write(configuration);
+        host
+    }
+
+    fn vms(&self) -> PathBuf {
+        self.directory.path().join("vms")
+    }
+
+    fn of_poor(&self, name: &str) -> PathBuf {
+        self.vms().join("poor").join(name)
+    }
+
+    /// `POOR` stands for the directory of that VM.
+    fn write(&self, configuration: &str) {
+        let poor = self.vms().join("poor");
+        let text = configuration.replace("POOR", poor.to_str().unwrap());
+        let text = format!("sandbox-paths = [{:?}]\n{text}", self.vms());
+        fs::write(self.directory.path().join("file.toml"), text).unwrap();
+    }
+
+    fn serve(&mut self) {
+        let mut serve = ringdown(&["serve", "--config"]);
+        serve.arg(self.directory.path().join("file.toml"));
+        serve.arg("--runtime-dir").arg(self.directory.path());
+        if self.keeper.is_some() {
+            serve
+                .arg("--keeper")
+                .arg(self.directory.path().join("keeper"));
+        }
+        serve.stderr(fs::File::create(self.directory.path().join("log")).unwrap());
+        let mut daemon = Running::start(serve);
+        daemon.wait_until_ready();
+        self.daemon = Some(daemon);
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap()
+    }
+
+    fn run(&self, arguments: &[&str]) -> program::Outcome {
+        run_with(self.directory.path(), arguments)
+    }
+
+    /// Why a VM is not served, if it is not.
+    fn unavailable(&self, vm: &str) -> Option<String> {
+        let listed = self.run(&["vm", "ls", "--json"]);
+        let listed: Value = serde_json::from_str(&listed.out).expect(&listed.err);
+        let vms = listed["vms"].as_array().unwrap();
+        let vm = vms.iter().find(|found| found["name"] == vm).unwrap();
+        vm["unavailable"].as_str().map(str::to_owned)
+    }
+
+    /// The VM `good` is served, whatever became of the other.
+    #[track_caller]
+    fn assert_good_is_served(&self) {
+        assert_eq!(self.unavailable("good"), None);
+        UnixStream::connect(self.directory.path().join("good.vhost")).unwrap();
+    }
+
+    fn events(&self) -> String {
+        self.run(&["events"]).out
+    }
+}
+
+#[track_caller]
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(LOOK);
+    }
+}
+
+const GOOD: &str = "[[vm]]\nname = \"good\"\n";
+
+#[test]
+fn a_port_that_another_has_bound_costs_itself_until_it_is_free() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let listen =
+        format!("[[publish]]\nname = \"www\"\nlisten = \"tcp:{address}\"\nto = \"good:80\"\n");
+    let mut host = Host::new(&format!("{GOOD}{listen}"));
+    host.serve();
+    host.assert_good_is_served();
+    let log = host.log();
+    assert!(log.contains("the published port is unavailable"), "{log}");
+    assert!(log.contains("stop the program that uses it"), "{log}");
+    let shown = host.run(&["vm", "ls"]).err;
+    let expected = format!("the published port tcp:{address} is unavailable: ");
+    assert!(shown.contains(&expected), "{shown}");
+    let found = host.run(&["check"]).out;
+    assert!(found.contains(&expected), "{found}");
+    // What is in force may be changed meanwhile.
+    host.write(&format!("{GOOD}[[vm]]\nname = \"new\"\n{listen}"));
+    let reloaded = host.run(&["reload"]);
+    assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+    assert_eq!(host.unavailable("new"), None);
+
+    drop(taken);
+    eventually("the port is not published", || {
+        TcpStream::connect(address).is_ok()
+    });
+    eventually("it is still said to be unavailable", || {
+        !host.run(&["vm", "ls"]).err.contains("unavailable")
+    });
+    let events = host.events();
+    for kind in ["unavailable", "available"] {
+        let of_kind = |line: &str| line.split_whitespace().any(|word| word == kind);
+        assert!(events.lines().any(of_kind), "{events}");
+    }
+}
+
+#[test]
+fn a_vm_whose_directory_is_spoilt_costs_itself_until_it_is_mended() {
+    type Spoil = fn(&Host, &Path) -> Box<dyn FnOnce(&Host)>;
+    fn removed(host: &Host, _: &Path) -> Box<dyn FnOnce(&Host)> {
+        fs::remove_dir(host.vms().join("poor")).unwrap();
+        Box::new(|host| fs::create_dir(host.vms().join("poor")).unwrap())
+    }
+    fn file(_: &Host, path: &Path) -> Box<dyn FnOnce(&Host)> {
+        let path = path.to_owned();
+        fs::write(&path, "").unwrap();
+        Box::new(move |_| fs::remove_file(path).unwrap())
+    }
+    fn another(_: &Host, path: &Path) -> Box<dyn FnOnce(&Host)> {
+        let (path, listener) = (path.to_owned(), UnixListener::bind(path).unwrap());
+        Box::new(move |_| {
+            fs::remove_file(path).unwrap();
+            drop(listener);
+        })
+    }
+    let vms = [
+        ("vhost-user = \"POOR/s\"", "s"),
+        ("hybrid = \"POOR/s\"", "s_1007"),
+        ("serial = \"POOR/s\"", "s"),
+        ("host = \"POOR/s\"", "s"),
+        (
+            "[[vm.channel]]\nname = \"log\"\nlisten = \"POOR/s\"\nto = \"file:POOR/f\"",
+            "s",
+        ),
+    ];
+    for (described, socket) in vms {
+        let spoils: [(&str, Spoil); 3] = [
+            ("no directory", removed),
+            ("a file", file),
+            ("a socket", another),
+        ];
+        for (what, spoil) in spoils {
+            if described.starts_with("hybrid") && what != "no directory" {
+                // There the daemon leaves out the one port.
+                continue;
+            }
+            let described = format!("{GOOD}[[vm]]\nname = \"poor\"\n{described}\n");
+            let mut host = Host::new(&described);
+            let mend = spoil(&host, &host.of_poor(socket));
+            host.serve();
+            host.assert_good_is_served();
+            let reason = host
+                .unavailable("poor")
+                .unwrap_or_else(|| panic!("{described}: {what}"));
+            assert!(reason.contains("poor"), "{reason}");
+            let found = host.run(&["check"]).out;
+            assert!(found.contains(&reason), "{found}");
+            mend(&host);
+            // It comes by itself, as the others here do, and at once where that is asked for.
+            let reloaded = host.run(&["reload"]);
+            assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+            assert_eq!(host.unavailable("poor"), None, "{described}: {what}");
+        }
+    }
+}
+
+#[test]
+fn a_vm_added_by_hand_whose_directory_is_gone_comes_back_too() {
+    let mut host = Host::new(GOOD);
+    let mut hold = ringdown(&["hold", "--socket"]);
+    hold.arg(host.directory.path().join("keeper"));
+    let mut keeper = Running::start(hold);
+    keeper.wait_until_ready();
+    host.keeper = Some(keeper);
+    host.serve();
+    let path = host.of_poor("s");
+    let added = host.run(&["vm", "add", "poor", "--hybrid", path.to_str().unwrap()]);
+    assert_eq!(added.code, Some(0), "{}", added.err);
+    for _ in 0..2 {
+        host.daemon = None;
+        fs::remove_dir_all(host.vms().join("poor")).unwrap();
+        host.serve();
+        host.assert_good_is_served();
+        assert!(host.unavailable("poor").is_some());
+        // What was taken over is as before: it is not forgotten at the next end either.
+        host.daemon = None;
+        host.serve();
+        assert!(host.unavailable("poor").is_some());
+        fs::create_dir(host.vms().join("poor")).unwrap();
+        eventually("it is not served", || host.unavailable("poor").is_none());
+    }
+    fs::remove_dir_all(host.vms().join("poor")).unwrap();
+    host.daemon = None;
+    host.serve();
+    let removed = host.run(&["vm", "rm", "poor"]);
+    assert_eq!(removed.code, Some(0), "{}", removed.err);
+    assert!(!host.run(&["vm", "ls"]).out.contains("poor"));
+}
+
+#[test]
+fn a_change_that_is_asked_for_is_refused_as_a_whole() {
+    let mut host = Host::new(GOOD);
+    host.serve();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    host.write(&format!(
+        "{GOOD}[[vm]]\nname = \"new\"\n[[publish]]\nname = \"www\"\nlisten = \"tcp:{address}\"\nto = \"good:80\"\n"
+    ));
+    let reloaded = host.run(&["reload"]);
+    assert_ne!(reloaded.code, Some(0));
+    assert!(
+        reloaded.err.contains("cannot listen on"),
+        "{}",
+        reloaded.err
+    );
+    let new = UnixStream::connect(host.directory.path().join("new.vhost"));
+    assert_eq!(new.unwrap_err().kind(), ErrorKind::NotFound);
+    host.assert_good_is_served();
+}
