@@ -17,6 +17,7 @@ use crate::serve::{Started, Surroundings};
 use crate::worker::{Wiring, Worker};
 use hostside::audit::{AuditDecision, AuditRecord, AuditRule};
 use hostside::offers::{Commit, Offer, OfferError, Offers};
+use hostside::proxy::ports::LocalPorts;
 use hostside::proxy::{Options, Proxy};
 use windows::switchboard::Switchboard;
 
@@ -27,6 +28,7 @@ use windows::switchboard::Switchboard;
 /// When the system has no threads or descriptors left.
 pub fn start(
     surroundings: Surroundings,
+    ports: LocalPorts,
     spin: Duration,
     net_batch: Option<usize>,
 ) -> io::Result<Started> {
@@ -41,10 +43,11 @@ pub fn start(
     } = surroundings;
     let notes = CallNotes::new(audit, events.clone());
     let noted = notes.clone();
-    let options = Options::new(
-        Arc::new(Policy::default()),
-        Box::new(move |record| noted.note_egress(record)),
-    );
+    let sink = Box::new(move |record| noted.note_egress(record));
+    let options = Options {
+        ports,
+        ..Options::new(Arc::new(Policy::default()), sink)
+    };
     let proxy = Proxy::start(options)?;
     let switchboard = Arc::new(Switchboard::start(windows)?);
     let wiring = Wiring {

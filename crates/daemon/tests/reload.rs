@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use config::{Config, read_file};
 use daemon::data_plane;
 use daemon::serve::{Daemon, ServeError};
+use hostside::proxy::ports::LocalPorts;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
@@ -48,7 +49,9 @@ impl House {
             config.extend(read_file(&file)?);
             Ok(config)
         };
-        let start = |surroundings| data_plane::start(surroundings, Duration::ZERO, None);
+        let start = |surroundings| {
+            data_plane::start(surroundings, LocalPorts::default(), Duration::ZERO, None)
+        };
         let daemon = Daemon::start(Box::new(read), Box::new(start)).expect("the daemon starts");
         let (end, ended) = oneshot::channel::<()>();
         let run = move || {

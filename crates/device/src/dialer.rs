@@ -66,6 +66,8 @@ pub struct Connected {
     pub hold: Option<Hold>,
     /// For whoever shares it: whether an end of the socket is one.
     pub cut: Option<Cut>,
+    /// For whoever wants to know: whether the socket was ended here first.
+    pub ended_first: Option<EndedFirst>,
     /// How many bytes are in a stream socket that are not for the guest. They stay there as long as nothing else comes, so that the other
     /// side can be shown a reset.
     pub unread: usize,
@@ -81,6 +83,10 @@ pub struct Connected {
 /// close the socket.
 pub type Cut = Arc<AtomicBool>;
 
+/// Whether we have ended what we send before the other side has ended. A TCP connection of which that is true keeps its port for a while after it
+/// (TIME_WAIT).
+pub type EndedFirst = Arc<AtomicBool>;
+
 impl Connected {
     /// A socket whose every end is one.
     pub fn new(socket: OwnedFd, hold: Option<Hold>) -> Connected {
@@ -88,6 +94,7 @@ impl Connected {
             socket,
             hold,
             cut: None,
+            ended_first: None,
             unread: 0,
             peer_is_ours: false,
             resets: false,
@@ -105,10 +112,10 @@ impl Connected {
     }
 }
 
-/// Says to the other side that the end which follows is none.
-pub(crate) fn mark(cut: Option<&Cut>) {
-    if let Some(cut) = cut {
-        cut.store(true, Ordering::Release);
+/// Sets what somebody else looks at, if there is such: that the end which follows is none, or that it comes first.
+pub(crate) fn mark(flag: Option<&Arc<AtomicBool>>) {
+    if let Some(flag) = flag {
+        flag.store(true, Ordering::Release);
     }
 }
 

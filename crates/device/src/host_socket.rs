@@ -7,7 +7,7 @@ use rustix::net::{RecvFlags, recv};
 use wire::connect::MAX_REQUEST_LEN;
 
 use crate::caller::take_request;
-use crate::dialer::{Cut, Hold, is_cut};
+use crate::dialer::{Cut, EndedFirst, Hold, is_cut, mark};
 use crate::slow::Party;
 
 /// A host program's socket.
@@ -41,6 +41,8 @@ pub(crate) struct HostSocket {
     pub(crate) hold: Option<Hold>,
     /// Whether an end of the socket is one, if that can be known.
     pub(crate) cut: Option<Cut>,
+    /// For whoever wants to know: whether it was ended here first.
+    pub(crate) ended_first: Option<EndedFirst>,
 }
 
 /// What a program has sent behind its request.
@@ -78,6 +80,13 @@ impl HostSocket {
         self.broken || is_cut(self.cut.as_ref())
     }
 
+    /// Nothing more is sent to the program from here on.
+    pub(crate) fn ends(&self) {
+        if !self.ending {
+            mark(self.ended_first.as_ref());
+        }
+    }
+
     /// Takes what is left of the request out of the socket.
     pub(crate) fn take_request(&mut self) {
         let len = std::mem::take(&mut self.request_len);
@@ -100,6 +109,7 @@ impl HostSocket {
             broken: false,
             hold: None,
             cut: None,
+            ended_first: None,
         }
     }
 }

@@ -54,7 +54,9 @@ pub use caller::CallAnswer;
 pub use capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
 pub use connect::connect_to;
 pub use decision::{Decision, DecisionCallee, DecisionCaller, DecisionSink, Observation, Observer};
-pub use dialer::{Answer, Called, Carrier, Connected, Cut, Dialer, Hold, Reply, ServiceCall};
+pub use dialer::{
+    Answer, Called, Carrier, Connected, Cut, Dialer, EndedFirst, Hold, Reply, ServiceCall,
+};
 pub use fabric::{
     Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Change, CircuitFilter,
     CircuitProspect, CircuitSlice, FORMATS, Fabric, HybridConfig, LineConfig, LineProspect,

@@ -8,7 +8,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use vsock::{CircuitId, Side};
 
 use crate::caller::{end_on_close, take_request};
-use crate::dialer::{Connected, Cut, Hold, is_cut, mark};
+use crate::dialer::{Connected, Cut, EndedFirst, Hold, is_cut, mark};
 use crate::host_socket::{BehindRequest, HostSocket, behind_request, is_broken};
 use crate::reactor::EventFlags;
 use crate::slow::{Party, Slow};
@@ -42,6 +42,8 @@ struct Leg {
     over: bool,
     /// Whether an end of the socket is one, if that can be known.
     cut: Option<Cut>,
+    /// For whoever wants to know: whether it was ended here first.
+    ended_first: Option<EndedFirst>,
     /// Bytes in the socket that are not for the other, and stay there as long as nothing else comes: see [`HostSocket::request_len`].
     unread: usize,
     /// No more comes from it.
@@ -63,7 +65,7 @@ pub(crate) enum Step {
 
 impl Relay {
     pub(crate) fn new(caller: HostSocket, callee: Connected) -> Relay {
-        let leg = |socket, party, cut, unread, ending| Leg {
+        let leg = |socket, party, cut, ended_first, unread, ending| Leg {
             socket,
             party,
             readable: true,
@@ -72,6 +74,7 @@ impl Relay {
             taken: 0,
             over: false,
             cut,
+            ended_first,
             unread,
             ending,
             broken: false,
@@ -82,6 +85,7 @@ impl Relay {
                     caller.socket,
                     caller.party,
                     caller.cut,
+                    caller.ended_first,
                     caller.request_len,
                     caller.ending,
                 ),
@@ -89,6 +93,7 @@ impl Relay {
                     callee.socket,
                     callee.party,
                     callee.cut,
+                    callee.ended_first,
                     callee.unread,
                     false,
                 ),
@@ -117,6 +122,7 @@ impl Relay {
                     take_request(&leg.socket, leg.unread);
                 });
             }
+            leg.ends();
             end_on_close(&leg.socket);
         }
     }
@@ -219,6 +225,8 @@ impl Relay {
             Ok(0) if sender.broken || is_cut(sender.cut.as_ref()) => return Step::Broken,
             Ok(0) => {
                 sender.over = true;
+                sender.ending = true;
+                receiver.ends();
                 slow.timed(receiver.party, Some(id), || {
                     // It fails only when the receiver is gone, and then the end does not matter.
                     let _ = shutdown(&receiver.socket, Shutdown::Write);
@@ -276,6 +284,13 @@ impl Relay {
 }
 
 impl Leg {
+    /// Nothing more is sent to it from here on.
+    fn ends(&self) {
+        if !self.ending {
+            mark(self.ended_first.as_ref());
+        }
+    }
+
     /// What has come behind that which is not for the other.
     fn receive(&mut self, id: CircuitId, room: &mut [u8], slow: &mut Slow) -> Result<usize, Errno> {
         if self.unread > 0 {

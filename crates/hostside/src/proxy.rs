@@ -18,6 +18,7 @@ pub mod egress;
 pub mod exchange;
 pub mod identity;
 pub mod own;
+pub mod ports;
 pub mod publish;
 pub mod resolver;
 
@@ -44,6 +45,7 @@ use policy::{Policy, ServiceId};
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::exchange::{DialPlace, Exchange, MAX_DIALS, MAX_DIALS_OF_PORT};
+use self::ports::{LocalPorts, Ports};
 pub use self::program::PROGRAM_GRACE;
 use self::publish::Published;
 pub use self::publish::{PreparedPublishes, PublishError, check_address};
@@ -71,16 +73,19 @@ pub struct Options {
     pub resolver: Arc<dyn Resolver>,
     /// How long a program may go on when its circuit has ended: [`PROGRAM_GRACE`].
     pub program_grace: Duration,
+    /// The ports that the host has for connections to one destination, of which one VM has a quarter.
+    pub ports: LocalPorts,
 }
 
 impl Options {
-    /// With this policy and audit, and the host's own resolver.
+    /// With this policy and audit, the host's own resolver, and as many ports as Linux has by itself.
     pub fn new(policy: Arc<Policy>, audit: AuditSink) -> Options {
         Options {
             policy,
             audit,
             resolver: Arc::new(SystemResolver::default()),
             program_grace: PROGRAM_GRACE,
+            ports: LocalPorts::default(),
         }
     }
 }
@@ -120,12 +125,14 @@ impl Proxy {
     /// # Errors
     /// When the system has no threads or descriptors left.
     pub fn start(options: Options) -> io::Result<Proxy> {
-        let shared = Arc::new(Shared::new(
+        let mut shared = Shared::new(
             options.policy,
             Names::new(options.resolver),
             options.audit,
             options.program_grace,
-        ));
+        );
+        shared.ports = Ports::new(options.ports);
+        let shared = Arc::new(shared);
         let (calls, waiting) = mpsc::unbounded_channel();
         let served = shared.clone();
         let thread = RuntimeThread::start("proxy", MAX_BLOCKING_THREADS, move |stopped| {

@@ -57,7 +57,7 @@ reasons! {
     RuleRate "ended_rule_rate";
     #[error("the service has as many connections as its limit allows")]
     ServiceLimit "ended_service_limit";
-    #[error("this VM has as many connections to the service, or calls that wait for services, as one VM may have")]
+    #[error("this VM has as many connections to the service or its server, or calls that wait for services, as one VM may have")]
     ServiceShare "ended_service_share";
     #[error("the service's address cannot be reached")]
     Unreachable "ended_unreachable";

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use config::directories::control_socket;
 use config::{Config, read_file};
 use daemon::serve::{Daemon, ServeError};
+use hostside::proxy::ports::LocalPorts;
 use serde_json::Value;
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Stream};
 use tempfile::TempDir;
@@ -58,7 +59,9 @@ impl House {
             config.extend(read_file(&file)?);
             Ok(config)
         };
-        let start = |surroundings| daemon::data_plane::start(surroundings, Duration::ZERO, None);
+        let start = |surroundings| {
+            daemon::data_plane::start(surroundings, LocalPorts::default(), Duration::ZERO, None)
+        };
         let daemon = Daemon::start(Box::new(read), Box::new(start)).unwrap();
         let (end, ended) = oneshot::channel();
         self.end = Some(end);

@@ -137,7 +137,10 @@ impl Fabric {
         if let Some(host) = circuit.and_then(|circuit| circuit.host.as_ref()) {
             let how = match direction {
                 Direction::Read => Shutdown::Read,
-                Direction::Write => Shutdown::Write,
+                Direction::Write => {
+                    host.ends();
+                    Shutdown::Write
+                }
             };
             self.slow.timed(host.party, Some(id), || {
                 // It fails only when the program is gone, which its socket reports too.
@@ -176,10 +179,13 @@ impl Fabric {
             }
         }
         if let Some(host) = host {
-            match cut_short {
-                true => mark(host.cut.as_ref()),
-                false if host.resets => end_on_close(&host.socket),
-                false => {}
+            if cut_short {
+                mark(host.cut.as_ref());
+            } else {
+                host.ends();
+                if host.resets {
+                    end_on_close(&host.socket);
+                }
             }
             self.close_held(host.socket, host.party, host.hold);
         }

@@ -306,6 +306,7 @@ impl Fabric {
         let mut host = HostSocket::new(connected.socket, connected.party, false);
         host.hold = connected.hold;
         host.cut = connected.cut;
+        host.ended_first = connected.ended_first;
         host.request_len = connected.unread;
         host.resets = connected.resets;
         circuit.host = Some(host);

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpListener;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::Ordering;
 
-use device::CircuitFilter;
+use device::{CircuitFilter, Connected, EndedFirst};
 use policy::{Rule, RuleLimits, ServiceId};
 use vsock::Reason;
 
@@ -145,6 +146,43 @@ fn the_agent_of_a_hybrid_vm_calls_in_without_a_port() {
     assert!(house.ask(|fabric| fabric.close_line("fc")));
     assert_eq!(far.read(&mut bytes).unwrap_or(0), 0);
     assert_eq!(near.read(&mut bytes).unwrap_or(0), 0);
+}
+
+#[test]
+fn who_put_a_call_through_hears_whether_it_was_ended_here_first() {
+    let (house, vmm, listener) = with_registry(calls_services("fc"));
+    let address = listener.local_addr().unwrap();
+    let (told, flags) = std::sync::mpsc::channel();
+    house.ask(move |fabric| {
+        fabric.set_dialer(Box::new(move |call| {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let mut connected = Connected::new(stream.into(), None);
+            let ended_first = EndedFirst::default();
+            connected.ended_first = Some(ended_first.clone());
+            told.send(ended_first).unwrap();
+            call.reply.put_through(connected);
+        }));
+    });
+    for guest_is_first in [true, false] {
+        let near = vmm.dial(5000).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let ended_first = flags.recv_timeout(PATIENCE).unwrap();
+        match guest_is_first {
+            true => {
+                near.shutdown(Shutdown::Write).unwrap();
+                assert_eq!((&far).read(&mut [0]).unwrap(), 0);
+                drop((far, near));
+            }
+            false => {
+                far.shutdown(Shutdown::Write).unwrap();
+                assert_eq!((&near).read(&mut [0]).unwrap(), 0);
+                drop((near, far));
+            }
+        }
+        house.wait_for_circuits(0);
+        assert_eq!(ended_first.load(Ordering::Acquire), guest_is_first);
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod keeper;
 mod linger;
 mod order;
 mod parked;
+mod service;
 mod slow;
 mod turns;
 mod turns_of_sockets;

@@ -23,7 +23,6 @@ use config::{Hosts, Service};
 use device::{Connected, Cut, Hold, Reply};
 use policy::{Address, Policy, RuleId, RuleLimit};
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 use vsock::Reason;
 use wire::destination::{Destination, Host};
@@ -36,7 +35,7 @@ pub(crate) use self::routes::{is_no_route, is_unicast};
 use super::counter::GuestRoom;
 use super::identity::About;
 use super::own::OwnListeners;
-use super::relay::{CircuitEnd, Socket, relay};
+use super::relay::{CircuitEnd, relay};
 use super::resolver::{LOOKUP_TIMEOUT, LookupError};
 use super::rules::{Place, Share};
 use super::shared::{InForce, Shared, count};
@@ -106,7 +105,7 @@ struct Guest {
 
 /// What a guest was put through to.
 struct Reached {
-    server: TcpStream,
+    server: tcp::Server,
     address: SocketAddr,
     rule: RuleId,
     share: Share,
@@ -232,16 +231,14 @@ impl Guest {
             name: self.service.full_name(),
             vm: self.vm.full_name(),
         };
-        let own = &self.shared.own;
-        let server = tcp::connect(&addresses, self.service.connect_timeout, &about, own).await;
+        let (own, ports) = (&self.shared.own, &self.shared.ports);
+        let patience = self.service.connect_timeout;
+        let server = tcp::connect(&addresses, patience, &about, own, ports).await;
         let failed = |reason| EgressError::from_reason(reason, rule);
         let server = server.map_err(failed)?;
-        server.begin();
         // The very socket knows whom it has reached.
-        let address = server.peer_addr().map_err(|_| failed(Reason::HostFailed))?;
-        let from = server
-            .local_addr()
-            .map_err(|_| failed(Reason::HostFailed))?;
+        let ends = (server.stream.local_addr(), server.stream.peer_addr());
+        let (from, address) = tcp::ends(ends.0, ends.1).map_err(failed)?;
         // What is in force may have changed while it was looked up and connected to.
         let in_force = self.in_force();
         let views = self.views(&since, &in_force);
@@ -288,7 +285,7 @@ impl Guest {
         };
         let carried = async {
             end.stream.write_all(&answer).await?;
-            server.write_all(&first).await?;
+            server.stream.write_all(&first).await?;
             relay(&mut end, &mut server, &share).await;
             std::io::Result::Ok(())
         };

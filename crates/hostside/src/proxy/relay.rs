@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use device::Cut;
+use device::{Cut, EndedFirst};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf as TcpReadHalf, WriteHalf as TcpWriteHalf};
 use tokio::net::unix::{ReadHalf as UnixReadHalf, WriteHalf as UnixWriteHalf};
@@ -32,6 +32,11 @@ pub(crate) trait Socket {
 
     /// What says whether an end of it is one, where the socket cannot.
     fn cut(&self) -> Option<Cut> {
+        None
+    }
+
+    /// Who wants to know whether we have ended it first.
+    fn ended_first(&self) -> Option<EndedFirst> {
         None
     }
 
@@ -130,13 +135,17 @@ impl Socket for CircuitEnd {
 pub(crate) async fn relay(one: &mut impl Socket, other: &mut impl Socket, share: &Share) {
     // Beside what the sockets say themselves.
     let cuts = [one.cut(), other.cut()].map(Option::unwrap_or_default);
+    let ended_first = [one.ended_first(), other.ended_first()].map(Option::unwrap_or_default);
     let result = {
         let (mut from_one, mut to_one) = one.directions();
         let (mut from_other, mut to_other) = other.directions();
         let broken = [AtomicBool::new(false), AtomicBool::new(false)];
+        let over = [AtomicBool::new(false), AtomicBool::new(false)];
         let [one_is, other_is] = [0, 1].map(|side| State {
             cut: &cuts[side],
             broken: &broken[side],
+            over: &over[side],
+            ended_first: &ended_first[side],
         });
         tokio::try_join!(
             carry((&mut from_one, one_is), (&mut to_other, other_is), share),
@@ -156,6 +165,10 @@ struct State<'a> {
     cut: &'a AtomicBool,
     /// It has been reset, which the system says once: what it sent before is still to be read.
     broken: &'a AtomicBool,
+    /// No more comes from it.
+    over: &'a AtomicBool,
+    /// We have ended it before.
+    ended_first: &'a AtomicBool,
 }
 
 impl State<'_> {
@@ -175,6 +188,10 @@ async fn carry(
         if len == 0 {
             if from_is.is_cut() {
                 return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            from_is.over.store(true, Ordering::Relaxed);
+            if !to_is.over.load(Ordering::Relaxed) {
+                to_is.ended_first.store(true, Ordering::Release);
             }
             return match to.shutdown().await {
                 // It has ended by itself, as it was to.

@@ -17,6 +17,7 @@ use super::directory::REQUESTS_PER_SECOND;
 use super::egress::{Announced, AnnouncedCall, View};
 use super::exchange::{Exchange, MAX_DIALS};
 use super::own::OwnListeners;
+use super::ports::Ports;
 use super::resolver::Names;
 use super::rules::Rules;
 use super::turns::Turns;
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) directory_rates: Buckets<String>,
     /// Where the daemon listens for published ports.
     pub(crate) own: OwnListeners,
+    /// What connections to TCP servers take.
+    pub(crate) ports: Ports,
     /// Capacity for calls of published ports that wait for the data plane.
     pub(crate) dials: Arc<Semaphore>,
     pub(crate) counts: Counts,
@@ -172,6 +175,7 @@ impl Shared {
             directory: GuestCapacity::default(),
             directory_rates: Buckets::new(REQUESTS_PER_SECOND, Duration::from_secs(1)),
             own: OwnListeners::default(),
+            ports: Ports::default(),
             dials: Arc::new(Semaphore::new(MAX_DIALS)),
             counts: Counts::default(),
             announced: Announced::default(),

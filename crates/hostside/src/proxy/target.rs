@@ -12,6 +12,7 @@ use wire::vsock::SocketType;
 use super::counter::GuestRoom;
 use super::egress::AnnouncedCall;
 use super::identity::{About, Identity, Transport};
+use super::ports::PortRoom;
 use super::resolver::LookupError;
 use super::shared::{InForce, Shared, TakenCall, count};
 use super::{datagram, directory, egress, program, tcp, udp, unix};
@@ -118,8 +119,15 @@ async fn put_through(
         return Err((Reason::WrongType, reply));
     }
     let timeout = call.service.connect_timeout;
+    let mut port = None;
     let direct = match &call.service.target {
-        ServiceTarget::Tcp(server) => tcp_server(shared, &call, server).await,
+        ServiceTarget::Tcp(server) => {
+            let reached = tcp_server(shared, &call, server).await;
+            reached.map(|(socket, of_it)| {
+                port = Some(of_it);
+                socket
+            })
+        }
         ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path) => {
             let socket_type = sockets::kernel_type(call.socket_type);
             unix::connect(path, socket_type, timeout, &call.about()).await
@@ -162,8 +170,11 @@ async fn put_through(
             return Err((Reason::HostFailed, reply));
         }
     }
-    let hold: Hold = Box::new(call.room);
-    reply.connected(socket, Some(hold));
+    let ended_first = port.as_ref().map(PortRoom::ended_first);
+    let hold: Hold = Box::new((call.room, port));
+    let mut connected = Connected::new(socket, Some(hold));
+    connected.ended_first = ended_first;
+    reply.put_through(connected);
     Ok(())
 }
 
@@ -171,13 +182,15 @@ async fn tcp_server(
     shared: &Shared,
     call: &Call,
     server: &str,
-) -> Result<std::os::fd::OwnedFd, Reason> {
+) -> Result<(std::os::fd::OwnedFd, PortRoom), Reason> {
     let start = Instant::now();
     let addresses = resolve(shared, call, server).await?;
     let left = call.service.connect_timeout.saturating_sub(start.elapsed());
-    let stream = tcp::connect(&addresses, left, &call.about(), &shared.own).await?;
+    let (about, own) = (call.about(), &shared.own);
+    let reached = tcp::connect(&addresses, left, &about, own, &shared.ports).await?;
+    let tcp::Server { stream, port } = reached;
     let stream = stream.into_std().map_err(|_| Reason::HostFailed)?;
-    Ok(stream.into())
+    Ok((stream.into(), port))
 }
 
 async fn resolve(

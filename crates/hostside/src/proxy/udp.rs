@@ -16,7 +16,7 @@ use vsock::Reason;
 use super::datagram::{FromGuest, MAX_DATAGRAM_LEN, ToGuest};
 use super::identity::About;
 use super::own::OwnListeners;
-use super::tcp::{reason_of, refuse_own};
+use super::tcp::{is_itself, reason_of, refuse_own};
 
 /// How long a session lives without a datagram in either direction.
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -71,7 +71,7 @@ pub(crate) async fn connect(
 async fn speak_to(socket: &UdpSocket, server: SocketAddr) -> io::Result<(SocketAddr, SocketAddr)> {
     socket.connect(server).await?;
     let ends = (socket.local_addr()?, socket.peer_addr()?);
-    if ends.0 == ends.1 {
+    if is_itself(ends.0, ends.1) {
         // The system chose the server's port, which is free while the server is away.
         return Err(io::ErrorKind::ConnectionRefused.into());
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use config::ServiceTarget;
 use device::{Called, DecisionCallee};
 use hostside::audit::AuditDecision;
+use hostside::proxy::ports::LocalPorts;
 use policy::{CalleePattern, IpNet, NamePattern, Policy, Rule, RuleLimits, ServiceId, Verdict};
 use wire::vsock::SocketType;
 
@@ -22,8 +23,12 @@ pub struct Egress {
 
 impl Egress {
     pub fn new(rules: Vec<Rule>) -> Egress {
+        Egress::with_ports(rules, LocalPorts::default())
+    }
+
+    pub fn with_ports(rules: Vec<Rule>, ports: LocalPorts) -> Egress {
         let script = Arc::new(Script::default());
-        let stand = Stand::with(Policy::new(rules), script.clone());
+        let stand = Stand::with_ports(Policy::new(rules), script.clone(), ports);
         let id = stand.offer(service(ServiceTarget::Egress));
         Egress { stand, script, id }
     }
@@ -138,6 +143,50 @@ fn a_guest_reaches_a_name_that_a_rule_allows() {
     assert_eq!(code, 0, "the same address in disguise is the same address");
     converse(&guest, &accept(&listener));
     assert_eq!(egress.stand.proxy.report().egress_allowed, 4);
+}
+
+/// Ports of a host where one VM has two towards each destination, also after connections that it has ended, as beyond loopback.
+const EIGHT_PORTS: LocalPorts = LocalPorts {
+    count: 8,
+    reuses_loopback: false,
+};
+
+#[test]
+fn connections_that_a_guest_has_ended_count_for_its_share_of_the_hosts_ports() {
+    let (listener, address) = tcp_listener();
+    let egress = Egress::with_ports(vec![allow(to_loopback())], EIGHT_PORTS);
+    let (host, port) = ("127.0.0.1", address.port());
+    // Those that the server ends first leave it the port.
+    for _ in 0..3 {
+        let (guest, code) = egress.socks(host, port);
+        assert_eq!(code, 0);
+        let server = accept(&listener);
+        server.shutdown(Shutdown::Write).expect("half-closed");
+        assert_eq!(read_all(&guest), b"");
+        drop(guest);
+        assert_eq!(read_all(&server), b"");
+    }
+    for _ in 0..2 {
+        let (guest, code) = egress.socks(host, port);
+        assert_eq!(code, 0);
+        converse(&guest, &accept(&listener));
+    }
+    let (_guest, code) = egress.socks(host, port);
+    assert_eq!(code, 1);
+    let (_guest, head) = egress.http(&address.to_string());
+    assert!(
+        head.starts_with("HTTP/1.1 503 this VM has as many"),
+        "{head}"
+    );
+    let mut records = egress.stand.audit.iter();
+    let failed = records.find(|record| record.decision != AuditDecision::Allowed);
+    let failed = failed.expect("a record");
+    assert_eq!(failed.decision, AuditDecision::Failed);
+    assert!(failed.reason.expect("words").contains("in the last minute"));
+    // Other destinations, and other VMs, have their own.
+    let (listener, address) = tcp_listener();
+    assert_eq!(egress.socks(host, address.port()).1, 0);
+    drop(accept(&listener));
 }
 
 #[test]

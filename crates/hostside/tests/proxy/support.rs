@@ -13,6 +13,7 @@ use config::{Hosts, Service, ServiceTarget};
 use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};
 use hostside::audit::AuditRecord;
 use hostside::offers::Groups;
+use hostside::proxy::ports::LocalPorts;
 use hostside::proxy::{DialPlace, Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use policy::{
     Address, CalleePattern, CallerPattern, IpNet, NamePattern, Policy, Rule, RuleLimits, ServiceId,
@@ -143,6 +144,11 @@ impl Stand {
     }
 
     pub fn with(policy: Policy, resolver: Arc<dyn Resolver>) -> Stand {
+        Stand::with_ports(policy, resolver, LocalPorts::default())
+    }
+
+    /// On a host that has these ports.
+    pub fn with_ports(policy: Policy, resolver: Arc<dyn Resolver>, ports: LocalPorts) -> Stand {
         let (records, audit) = channel();
         let records = Mutex::new(records);
         let sink = move |record| {
@@ -152,6 +158,7 @@ impl Stand {
         let options = Options {
             resolver,
             program_grace: Duration::from_millis(50),
+            ports,
             ..Options::new(Arc::new(policy), Box::new(sink))
         };
         let proxy = Proxy::start(options).expect("a proxy");
@@ -285,6 +292,8 @@ impl Stand {
             if let Ok(Connected { socket, unread, .. }) = &answer {
                 let taken = rustix::net::recv(socket, &mut vec![0; *unread], RecvFlags::empty());
                 assert!(*unread == 0 || taken.is_ok_and(|(taken, _)| taken == *unread));
+                // As when all has passed: until then its close is a reset.
+                set_socket_linger(socket, None).expect("a socket");
             }
             answer
         }

@@ -3,11 +3,13 @@
 use std::net::{TcpStream, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use config::{Hosts, ListedAddress, ServiceTarget};
-use device::{Called, Hold, Reply};
+use device::{Called, Connected, Hold, Reply};
 use hostside::offers::Groups;
 use hostside::proxy::identity::field;
+use hostside::proxy::ports::LocalPorts;
 use hostside::proxy::{Lookup, MAX_CALLS, Resolver};
 use policy::{Policy, ServiceId};
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
@@ -172,6 +174,37 @@ fn a_service_has_as_many_connections_as_it_may_and_no_more() {
         Some(Reason::NoListener),
         "its number is free now"
     );
+}
+
+#[test]
+fn connections_that_a_vm_has_ended_count_for_its_share_of_the_hosts_ports() {
+    let ports = LocalPorts {
+        count: 8,
+        reuses_loopback: false,
+    };
+    let nobody = Arc::new(Script::default());
+    let stand = Stand::with_ports(Policy::default(), nobody, ports);
+    let (listener, address) = tcp_listener();
+    let id = stand.offer(service(tcp(address)));
+    let call = |vm, cid| {
+        let vm = policy::Address::new(vm, cid);
+        stand.call_as(&vm, Called::Service(id), SocketType::Stream, None)
+    };
+    // As the data plane says it, or does not.
+    for is_first in [false, false, true, true] {
+        let Connected {
+            socket,
+            hold,
+            ended_first,
+            ..
+        } = call("web", 3).expect("its share");
+        let ended_first = ended_first.expect("a TCP connection");
+        ended_first.store(is_first, Ordering::Release);
+        drop((socket, hold));
+        drop(accept(&listener));
+    }
+    assert_eq!(call("web", 3).err(), Some(Reason::ServiceShare));
+    assert!(call("db", 4).is_ok());
 }
 
 #[test]

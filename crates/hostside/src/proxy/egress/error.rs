@@ -52,6 +52,10 @@ pub enum EgressError {
     UnknownName,
     #[error("the name was not resolved in time")]
     LookupTimedOut,
+    #[error(
+        "this VM has as many connections to the server, with those that it ended in the last minute, as one VM may have"
+    )]
+    Share { rule: RuleId },
     #[error("the server refused the connection")]
     Refused { rule: RuleId },
     #[error("there is no route to the server")]
@@ -84,6 +88,7 @@ impl EgressError {
     /// What a failed connection means, which this rule allowed.
     pub(crate) fn from_reason(reason: Reason, rule: RuleId) -> EgressError {
         match reason {
+            Reason::ServiceShare => EgressError::Share { rule },
             Reason::NoListener => EgressError::Refused { rule },
             Reason::Unreachable => EgressError::Unreachable { rule },
             Reason::ServiceTimedOut => EgressError::TimedOut { rule },
@@ -134,6 +139,7 @@ impl EgressError {
             | EgressError::Redirected { rule, .. }
             | EgressError::RuleCircuits { rule, .. }
             | EgressError::RuleRate { rule, .. }
+            | EgressError::Share { rule }
             | EgressError::Refused { rule }
             | EgressError::Unreachable { rule }
             | EgressError::TimedOut { rule }
@@ -177,6 +183,7 @@ impl EgressError {
             EgressError::RuleCircuits { .. }
             | EgressError::RuleRate { .. }
             | EgressError::NoRoutes { .. }
+            | EgressError::Share { .. }
             | EgressError::Failed { .. } => socks::Reply::GeneralFailure,
             EgressError::Unreachable { .. } => socks::Reply::NetworkUnreachable,
             EgressError::UnknownName => socks::Reply::HostUnreachable,
@@ -195,7 +202,9 @@ impl EgressError {
             EgressError::Special { .. } | EgressError::Published { .. } => {
                 (403, "destination_ip_prohibited")
             }
-            EgressError::RuleCircuits { .. } => (503, "connection_limit_reached"),
+            EgressError::RuleCircuits { .. } | EgressError::Share { .. } => {
+                (503, "connection_limit_reached")
+            }
             EgressError::RuleRate { .. } => (429, "connection_limit_reached"),
             EgressError::UnknownName => (502, "dns_error"),
             EgressError::LookupTimedOut => (504, "dns_timeout"),
