@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr};
 use rustix::fs::Mode;
 use rustix::net::SocketFlags;
-use sys::links::Entry;
+use sys::links::{Entry, Fuse};
 use sys::socket_file::SocketFile;
 use wire::agent::{FIRST_UNPRIVILEGED_PORT, PORT};
 
@@ -173,7 +173,7 @@ pub(crate) fn listen_at_path_with_mode(
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     // Linux gives the file the mode of the socket that is bound, less the process's mask: later the path may lead to another file.
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
-    let (file, _) = SocketFile::take_over(&socket, Entry::at(path)?)?;
+    let (file, _) = SocketFile::take_over(&socket, Entry::at(path, Fuse::Entered)?)?;
     if mode & 0o077 != 0 {
         file.set_mode(mode)?;
         // None are taken, and to close some is to wait. Connections inherit it. Older systems than Linux 6.16 cannot refuse them.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::input::InputError;
 use crate::line::LineSpec;
-use crate::places::{Place, called_place, place, stem_and_port};
+use crate::places::{Place, place, stem_and_port};
 use crate::{Chardev, Config, ConfigError, Plan, Publish, PublishListen, Written};
 
 /// Refuses VMMs whose sockets are also another VM's, the daemon's, or where calls of a guest to the host go: the daemon would take one VMM or program for another. What
@@ -113,7 +113,7 @@ impl Taken {
             let beside = wire::connect::seqpacket_path(&line.host);
             for path in line.sockets().chain([beside.as_path()]) {
                 let place = match dialled(line).any(|called| called == path) {
-                    true => called_place(path),
+                    true => place(path),
                     false => place(path),
                 };
                 taken.add(place, Owner::Vm(vm.clone()));
@@ -130,7 +130,7 @@ impl Taken {
 
     /// In words, what a socket of this VM is also.
     fn other_owner(&self, path: &Path, vm: &str) -> Option<String> {
-        let owners = self.sockets.get(&called_place(path)).into_iter().flatten();
+        let owners = self.sockets.get(&place(path)).into_iter().flatten();
         let mut others = owners.filter(|owner| **owner != Owner::Vm(vm.to_owned()));
         let in_words = |owner: &Owner| match owner {
             Owner::Vm(name) => format!("VM {name:?}"),
@@ -138,7 +138,7 @@ impl Taken {
         };
         others.next().map(in_words).or_else(|| {
             let (stem, port) = stem_and_port(path)?;
-            let vm = self.stems.get(&called_place(&stem))?;
+            let vm = self.stems.get(&place(&stem))?;
             Some(format!(
                 "VM {vm:?} (its guest's calls to port {port} of the host)"
             ))

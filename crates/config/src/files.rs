@@ -1,11 +1,9 @@
 //! Files that the daemon writes, each of which belongs to one thing, by whatever path it is named.
 
 use std::collections::HashMap;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use sys::links::has_link_of_others;
+use sys::links::{Entry, FileId, Fuse, id_of, leads_nowhere};
 
 use crate::directories::install_log;
 use crate::input::InputError;
@@ -183,9 +181,7 @@ impl OwnSockets {
 
     /// One that has two owners is refused elsewhere.
     fn add(&mut self, path: &Path, owner: &str) {
-        self.files
-            .claim_with(path, inode_that_counts(path), owner)
-            .ok();
+        self.files.claim(path, owner).ok();
     }
 
     fn add_line(&mut self, line: &LineSpec) {
@@ -195,21 +191,22 @@ impl OwnSockets {
         }
         self.add(&wire::connect::seqpacket_path(&line.host), &owner);
         if let Some(stem) = line.hybrid() {
-            self.stems
-                .claim_with(stem, inode_that_counts(stem), &owner)
-                .ok();
+            self.stems.claim(stem, &owner).ok();
         }
     }
 
     fn refuse(&self, path: &Path) -> Result<(), InputError> {
-        let leads_nowhere = has_link_of_others(path);
-        if leads_nowhere && path.parent().is_some_and(has_link_of_others) {
-            return Ok(());
-        }
-        let end = match leads_nowhere {
-            // The link may go, and the place stays.
-            true => path.to_owned(),
-            false => end_of_links(path),
+        let end = match Entry::behind_links(path, Fuse::Refused) {
+            Ok(entry) => entry.path().to_owned(),
+            Err(_)
+                if path
+                    .parent()
+                    .is_some_and(|path| leads_nowhere(path, Fuse::Refused)) =>
+            {
+                return Ok(());
+            }
+            // A link may go, and the place stays.
+            Err(_) => path.to_owned(),
         };
         let of_stem = stem_and_port(&end).and_then(|(stem, _)| self.stems.owner(&stem));
         match self.files.owner(&end).or(of_stem) {
@@ -220,19 +217,6 @@ impl OwnSockets {
             None => Ok(()),
         }
     }
-}
-
-/// Where a path leads if what stands there is a link, also to what is not there yet. Links that have no end lead nowhere.
-fn end_of_links(path: &Path) -> PathBuf {
-    const MOST_LINKS: usize = 40;
-    let mut end = path.to_owned();
-    for _ in 0..MOST_LINKS {
-        let Ok(target) = fs::read_link(&end) else {
-            break;
-        };
-        end = end.parent().unwrap_or(Path::new("/")).join(target);
-    }
-    end
 }
 
 /// What a channel's file becomes when it is full.
@@ -247,30 +231,21 @@ fn rotated(path: &Path) -> PathBuf {
 struct Files {
     by_place: HashMap<Place, String>,
     /// Of those that are there: another path may lead to the same file, as by a link, or where case does not matter.
-    by_inode: HashMap<(u64, u64), String>,
+    by_inode: HashMap<FileId, String>,
 }
 
 impl Files {
     /// Whose a path is.
     fn owner(&self, path: &Path) -> Option<&str> {
-        let of_inode = || self.by_inode.get(&inode_that_counts(path)?);
+        let of_inode = || self.by_inode.get(&inode(path)?);
         let owner = self.by_place.get(&place(path)).or_else(of_inode);
         owner.map(String::as_str)
     }
 
     fn claim(&mut self, path: &Path, owner: &str) -> Result<(), InputError> {
-        self.claim_with(path, inode(path), owner)
-    }
-
-    fn claim_with(
-        &mut self,
-        path: &Path,
-        inode: Option<(u64, u64)>,
-        owner: &str,
-    ) -> Result<(), InputError> {
         let of_place = self.by_place.entry(place(path));
         let of_place = of_place.or_insert_with(|| owner.to_owned()).clone();
-        let of_inode = inode.map(|inode| {
+        let of_inode = inode(path).map(|inode| {
             let of_inode = self.by_inode.entry(inode);
             of_inode.or_insert_with(|| owner.to_owned()).clone()
         });
@@ -285,12 +260,7 @@ impl Files {
     }
 }
 
-/// Not that of what another user's link leads to: no connection follows such a link, and it must not make a socket another's.
-fn inode_that_counts(path: &Path) -> Option<(u64, u64)> {
-    inode(path).filter(|_| !has_link_of_others(path))
-}
-
-fn inode(path: &Path) -> Option<(u64, u64)> {
-    let found = fs::metadata(path).ok()?;
-    Some((found.dev(), found.ino()))
+/// Not that of what another user's link leads to, or what is in FUSE: nobody goes there, and it must not make a file another's.
+fn inode(path: &Path) -> Option<FileId> {
+    id_of(path, Fuse::Refused).ok()
 }

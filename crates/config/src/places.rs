@@ -1,11 +1,9 @@
 //! Where a file is, by whatever path it is named.
 
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use sys::links::has_link_of_others;
+use sys::links::{Fuse, id_of};
 
 /// A name in a directory.
 pub(super) type Place = (Directory, OsString);
@@ -18,26 +16,14 @@ pub(super) enum Directory {
     Path(PathBuf),
 }
 
-/// Where the file of a path is.
+/// Where the file of a path is, which leads through no link of another user, and not into FUSE ([`sys::links`]): such a link makes it no other file.
 pub(super) fn place(path: &Path) -> Place {
     let parent = path.parent().unwrap_or(Path::new("/"));
-    let directory = match fs::metadata(parent) {
-        Ok(found) => Directory::Inode(found.dev(), found.ino()),
+    let directory = match id_of(parent, Fuse::Refused) {
+        Ok((device, inode)) => Directory::Inode(device, inode),
         Err(_) => Directory::Path(parent.to_owned()),
     };
     (directory, path.file_name().unwrap_or_default().to_owned())
-}
-
-/// Where a socket is that is connected to, which leads through no link of another user ([`sys::links`]): such a link makes it no other socket.
-pub(super) fn called_place(path: &Path) -> Place {
-    let parent = path.parent().unwrap_or(Path::new("/"));
-    match has_link_of_others(parent) {
-        true => (
-            Directory::Path(parent.to_owned()),
-            path.file_name().unwrap_or_default().to_owned(),
-        ),
-        false => place(path),
-    }
 }
 
 /// What `STEM_PORT` is made of.

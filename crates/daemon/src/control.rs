@@ -19,7 +19,7 @@ use api::{
 use config::limits::members;
 use config::{Channel, Chardev, LineSpec, Plan, VmRequest, VmmSocket};
 use device::{CaptureFilter, CaptureOptions, NO_CARD, NO_VSOCK_DEVICE, NOT_SHARED};
-use sys::links::Entry;
+use sys::links::{Entry, Fuse};
 use sys::socket_file::Occupant;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout_at};
@@ -368,7 +368,7 @@ fn known_vm<'a>(plan: &'a Plan, name: &str) -> Result<&'a LineSpec, ControlError
 
 /// How far a VM without an agent has come whose VMM has a vsock device of its own, and what is wrong, by what is at that one's socket.
 fn at_vmm_socket(path: &Path) -> (VmState, Option<String>) {
-    match Entry::behind_links(path).and_then(|entry| Occupant::of(&entry)) {
+    match Entry::behind_links(path, Fuse::Refused).and_then(|entry| Occupant::of(&entry)) {
         Ok(Occupant::Nothing | Occupant::Stale(_)) => (VmState::Waiting, None),
         Ok(Occupant::Other) => {
             let fault = format!("{} is no socket: its VMM needs that path", path.display());

@@ -1,15 +1,16 @@
 //! Connecting to UNIX sockets in directories that others may write.
 //!
 //! A link in such a directory could lead to another VM's VMM, or to a service of root's: see [`sys::links`]. The socket that was found is connected to by its descriptor:
-//! what its name stands for by then does not matter.
+//! what its name stands for by then does not matter. Nor may the path lead into a FUSE file system: many VMs wait for who connects here, and its program may never
+//! answer.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, absolute};
 
 use rustix::io::Errno;
-use rustix::net::{SocketAddrUnix, SocketType, connect};
-use sys::links::find;
+use rustix::net::{SocketType, connect};
+use sys::links::{Fuse, address_of, find};
 use vsock::Reason;
 
 use crate::socket::{is_own, unix_socket};
@@ -17,14 +18,12 @@ use crate::socket::{is_own, unix_socket};
 /// Connects to the listener at `path` without waiting, and does not block afterwards. No descriptors can be sent to it. If its backlog is full this fails with `EAGAIN`.
 ///
 /// # Errors
-/// What the system says to finding the socket and to connecting; and, without a number of the system's, when there is a link that does not count here, or one of the
+/// What the system says to finding the socket and to connecting; and, without a number of the system's, when there is a link that does not count here, a FUSE file system, or one of the
 /// daemon's own sockets (see [`is_own`]).
 pub fn connect_to(path: &Path, socket_type: SocketType) -> io::Result<OwnedFd> {
-    let found = find(&absolute(path)?)?;
-    // A descriptor of this kind has no other way to its file.
-    let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+    let found = find(&absolute(path)?, Fuse::Refused)?;
     let socket = unix_socket(socket_type)?;
-    connect(&socket, &address)?;
+    connect(&socket, &address_of(&found)?)?;
     if is_own(&socket) {
         return Err(io::Error::other(
             "expected the socket of a VMM or a program, found one of the daemon's own: name another one",

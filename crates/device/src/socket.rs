@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Shutdown, SocketFlags, SocketType, connect, listen, shutdown, socket_with,
 };
-use sys::links::{Entry, FileId};
+use sys::links::{Entry, FileId, Fuse, address_of};
 use sys::peer::refuse_descriptors;
 use sys::socket_file::SocketFile;
 
@@ -67,7 +67,7 @@ pub(crate) fn listen_again(
     path: &Path,
     id: FileId,
 ) -> io::Result<Option<Listener>> {
-    let mut file = SocketFile::found(Entry::at(path)?)?;
+    let mut file = SocketFile::found(Entry::at(path, Fuse::Refused)?)?;
     if file.id() != id {
         file.stay();
         return Ok(None);
@@ -84,9 +84,14 @@ pub(crate) fn listen_again(
 pub(crate) fn remove_file_of(socket: OwnedFd, path: &Path) -> io::Result<()> {
     // Who calls it is refused from now on: so it is told from one that has come in its place.
     shutdown(&socket, Shutdown::Both)?;
-    let mut file = SocketFile::found(Entry::at(path)?)?;
+    let mut file = SocketFile::found(Entry::at(path, Fuse::Refused)?)?;
     let probe = any_socket(SocketType::STREAM)?;
-    if connect(&probe, &Entry::at(path)?.address()?) != Err(Errno::CONNREFUSED) {
+    let end = file
+        .find()
+        .and_then(|found| Ok(connect(&probe, &address_of(&found)?)?));
+    let is_refused =
+        end.is_err_and(|error| Errno::from_io_error(&error) == Some(Errno::CONNREFUSED));
+    if !is_refused {
         file.stay();
     }
     Ok(())
@@ -105,13 +110,13 @@ pub(crate) fn listen_for(
 pub fn listen_without_descriptors(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let socket = unix_socket(SocketType::STREAM)?;
     rustix::io::ioctl_fionbio(&socket, false)?;
-    let file = SocketFile::bind(&socket, Entry::at(path)?)?;
+    let file = SocketFile::bind(&socket, Entry::at(path, Fuse::Refused)?)?;
     listen(&socket, BACKLOG)?;
     Ok((socket.into(), file))
 }
 
 fn listen_with(socket: OwnedFd, group: Option<u32>, path: &Path) -> io::Result<Listener> {
-    let (file, was_stale) = SocketFile::take_over(&socket, Entry::at(path)?)?;
+    let (file, was_stale) = SocketFile::take_over(&socket, Entry::at(path, Fuse::Refused)?)?;
     if was_stale {
         tracing::warn!(path = %path.display(), "took over the socket of a program that is gone");
     }

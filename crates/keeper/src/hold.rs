@@ -14,7 +14,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, listen, socket_with,
 };
-use sys::links::Entry;
+use sys::links::{Entry, Fuse};
 use sys::socket_file::SocketFile;
 
 use crate::message::{self, Kind, Message, PATIENCE};
@@ -80,7 +80,7 @@ impl Holder {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let entry = Entry::at(path).map_err(refused)?;
+        let entry = Entry::at(path, Fuse::Refused).map_err(refused)?;
         // The file belongs to this user alone from its first moment.
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
         let bound = SocketFile::take_over(&listener, entry);

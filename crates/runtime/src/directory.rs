@@ -6,14 +6,15 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use config::directories::lock_file;
 use device::SocketFile;
-use rustix::fs::{Access, FlockOperation};
-use sys::links::{Entry, FileId};
+use rustix::fs::{Access, FileType, FlockOperation, fstat};
+use sys::links::{Entry, FileId, Fuse, find};
 use sys::socket_file::{self, Occupant};
 
 mod others;
@@ -131,14 +132,17 @@ pub fn check_directory(path: &Path, option: &'static str) -> Result<(), RuntimeE
     } else {
         path
     };
-    match std::fs::metadata(path) {
-        Ok(metadata) if !metadata.is_dir() => {
+    // Of a VMM's directory as of others: its user may have set a link there, or mounted FUSE.
+    let found = absolute(path).and_then(|path| find(&path, Fuse::Refused));
+    let found = found.and_then(|found| Ok((fstat(&found)?, found)));
+    let found = match found {
+        Ok((stat, _)) if FileType::from_raw_mode(stat.st_mode) != FileType::Directory => {
             return Err(RuntimeError::NotADirectory {
                 path: path.to_owned(),
                 option,
             });
         }
-        Ok(_) => {}
+        Ok((_, found)) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(RuntimeError::MissingDirectory {
                 path: path.to_owned(),
@@ -158,8 +162,9 @@ pub fn check_directory(path: &Path, option: &'static str) -> Result<(), RuntimeE
                 error,
             });
         }
-    }
-    match rustix::fs::access(path, Access::WRITE_OK | Access::EXEC_OK) {
+    };
+    let it = format!("/proc/self/fd/{}", found.as_raw_fd());
+    match rustix::fs::access(it, Access::WRITE_OK | Access::EXEC_OK) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM | rustix::io::Errno::ROFS) => {
             let uid = rustix::process::geteuid().as_raw();
@@ -263,7 +268,7 @@ fn stale_socket(path: &Path) -> Result<Option<(Entry, FileId)>, RuntimeError> {
         path: path.to_owned(),
         error,
     };
-    let entry = match Entry::at(path) {
+    let entry = match Entry::at(path, Fuse::Refused) {
         Ok(entry) => entry,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(system(error)),

@@ -3,6 +3,8 @@
 //! A link in such a directory could lead to a file that the link's owner may not open. So a path is walked name by name, and a link, symbolic or hard, counts only where
 //! no user but root and this process's could have set it. `openat2` would walk in one call, but it keeps its flags in memory, where a seccomp filter cannot see
 //! whether it makes a file.
+//!
+//! Such a directory may also be, or become, the root of a FUSE file system, whose program may let a call wait for ever: see [`Fuse`].
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
@@ -13,32 +15,69 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf, absolute};
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, renameat, statat, unlinkat,
+    AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, renameat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
+mod fuse;
+
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;
 
-/// Whether there is a link on the way to what stands at `path` that does not count here, so that the path leads nowhere.
-pub fn has_link_of_others(path: &Path) -> bool {
-    let found = absolute(path).and_then(|path| find(&path));
+/// Whether a path may lead into a FUSE file system. Its program, which may be any user's, can let every call that asks it wait for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fuse {
+    /// It may: what is done there may wait.
+    Entered,
+    /// It may not, and the program is asked nothing. What the process's root directory is in counts, whatever it is. Before Linux 5.8, which does not tell
+    /// the mount of a file, this is as [`Fuse::Entered`].
+    Refused,
+}
+
+/// Whether there is a link, or FUSE that is refused, on the way to what stands at `path`, so that the path leads nowhere.
+pub fn leads_nowhere(path: &Path, fuse: Fuse) -> bool {
+    let found = absolute(path).and_then(|path| find(&path, fuse));
     found.is_err_and(|error| error.raw_os_error().is_none())
 }
 
 /// What stands at an absolute path, if no link leads there that another user could have set.
 ///
 /// # Errors
-/// What the system says, and without a number of the system's, when there is such a link.
-pub fn find(path: &Path) -> io::Result<OwnedFd> {
-    Ok(walk(path)?.file)
+/// What the system says, and without a number of the system's, when there is such a link, or FUSE that is refused.
+pub fn find(path: &Path, fuse: Fuse) -> io::Result<OwnedFd> {
+    Ok(walk(path, fuse)?.file)
 }
 
-fn walk(path: &Path) -> io::Result<Place> {
+/// Where a socket that was found is connected to: what its name stands for by then does not matter. A descriptor of this kind has no other way to its file.
+///
+/// # Errors
+/// None that is known: the path is short.
+pub fn address_of(found: &OwnedFd) -> io::Result<SocketAddrUnix> {
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    Ok(SocketAddrUnix::new(path)?)
+}
+
+/// Which file that is.
+///
+/// # Errors
+/// As [`find`].
+pub fn id_of(path: &Path, fuse: Fuse) -> io::Result<FileId> {
+    Ok(file_id(&walk(&absolute(path)?, fuse)?.stat))
+}
+
+/// The path of what was found, without links.
+///
+/// # Errors
+/// What the system says.
+pub fn path_of(found: &OwnedFd) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
+}
+
+fn walk(path: &Path, fuse: Fuse) -> io::Result<Place> {
     let mut names = names(path);
-    let mut place = Place::root()?;
+    let mut place = Place::root(fuse)?;
     let mut links = 0;
     while let Some(name) = names.pop() {
         let found = place.find(&name, path)?;
@@ -81,13 +120,13 @@ impl Entry {
     ///
     /// # Errors
     /// As [`find`] for the directory.
-    pub fn at(path: &Path) -> io::Result<Entry> {
+    pub fn at(path: &Path, fuse: Fuse) -> io::Result<Entry> {
         let path = absolute(path)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Errno::ISDIR.into());
         };
         Ok(Entry {
-            directory: walk(parent)?,
+            directory: walk(parent, fuse)?,
             name: name.to_owned(),
             path,
         })
@@ -97,8 +136,8 @@ impl Entry {
     ///
     /// # Errors
     /// As [`find`].
-    pub fn behind_links(path: &Path) -> io::Result<Entry> {
-        let mut entry = Entry::at(path)?;
+    pub fn behind_links(path: &Path, fuse: Fuse) -> io::Result<Entry> {
+        let mut entry = Entry::at(path, fuse)?;
         for _ in 0..=MAX_LINKS {
             let link = match entry.find() {
                 Ok((link, stat)) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
@@ -110,8 +149,8 @@ impl Entry {
             let target = readlinkat(&link, "", Vec::new())?;
             let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
             entry = match target.is_absolute() {
-                true => Entry::at(&target)?,
-                false => Entry::at(&entry.path.with_file_name(target))?,
+                true => Entry::at(&target, fuse)?,
+                false => Entry::at(&entry.path.with_file_name(target), fuse)?,
             };
         }
         Err(Errno::LOOP.into())
@@ -134,6 +173,11 @@ impl Entry {
         Ok(SocketAddrUnix::new(self.pinned_path())?)
     }
 
+    /// The path by which it is in its directory, as it was found.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The name.
     pub fn name(&self) -> &OsStr {
         &self.name
@@ -147,8 +191,13 @@ impl Entry {
 
     /// What has the name now, also if it is a link.
     pub fn stat(&self) -> io::Result<Stat> {
-        let flags = AtFlags::SYMLINK_NOFOLLOW;
-        Ok(statat(&self.directory.file, &self.name, flags)?)
+        Ok(self.look()?.1)
+    }
+
+    /// Names what has the name now, also if it is a link that does not count, and describes it.
+    pub fn look(&self) -> io::Result<(OwnedFd, Stat)> {
+        let found = self.directory.look(&self.name, &self.path)?;
+        Ok((found.file, found.stat))
     }
 
     /// Names what has the name now, and describes it.
@@ -213,16 +262,26 @@ struct Place {
     stat: Stat,
     /// No other user could have put it in the way, nor anything above it.
     is_firm: bool,
+    /// Whether the way may go on into FUSE.
+    fuse: Fuse,
+    /// Its mount, if it matters and is known.
+    mount: Option<u64>,
 }
 
 impl Place {
-    fn root() -> io::Result<Place> {
+    fn root(fuse: Fuse) -> io::Result<Place> {
         let file = rustix::fs::open("/", PATH_ONLY, Mode::empty())?;
+        let mount = match fuse {
+            Fuse::Entered => None,
+            Fuse::Refused => fuse::mount_of(&file)?,
+        };
         let stat = fstat(&file)?;
         Ok(Place {
             file,
             stat,
             is_firm: true,
+            fuse,
+            mount,
         })
     }
 
@@ -230,7 +289,7 @@ impl Place {
     fn back_to_root(&self) -> io::Result<Place> {
         Ok(Place {
             is_firm: self.is_firm,
-            ..Place::root()?
+            ..Place::root(self.fuse)?
         })
     }
 
@@ -240,20 +299,40 @@ impl Place {
 
     /// What has this name here on the way to `path`, unless it is a link that does not count.
     fn find(&self, name: &OsStr, path: &Path) -> io::Result<Place> {
-        let file = openat(&self.file, name, PATH_ONLY, Mode::empty())?;
-        let stat = fstat(&file)?;
-        let is_firm = self.is_firm(&stat);
-        let found = Place {
-            file,
-            stat,
-            is_firm,
-        };
+        let found = self.look(name, path)?;
         let kind = found.kind();
         let is_link =
             kind == FileType::Symlink || kind != FileType::Directory && found.stat.st_nlink > 1;
-        match is_link && !is_firm {
+        match is_link && !found.is_firm {
             true => Err(refused(path, name)),
             false => Ok(found),
+        }
+    }
+
+    /// What has this name here, also if it is a link that does not count.
+    fn look(&self, name: &OsStr, path: &Path) -> io::Result<Place> {
+        let file = openat(&self.file, name, PATH_ONLY, Mode::empty())?;
+        // The root of a mount is opened without its file system, which `fstat` may ask.
+        let mount = self.pass_to(&file, name, path)?;
+        let stat = fstat(&file)?;
+        Ok(Place {
+            is_firm: self.is_firm(&stat),
+            file,
+            stat,
+            fuse: self.fuse,
+            mount,
+        })
+    }
+
+    /// The mount of what has this name here, if it matters; none that is FUSE.
+    fn pass_to(&self, found: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<Option<u64>> {
+        if self.fuse == Fuse::Entered {
+            return Ok(None);
+        }
+        let mount = fuse::mount_of(found)?;
+        match mount {
+            Some(id) if mount != self.mount && fuse::is_fuse(id)? => Err(in_fuse(path, name)),
+            _ => Ok(mount),
         }
     }
 
@@ -289,6 +368,13 @@ fn refused(path: &Path, name: &OsStr) -> io::Error {
     io::Error::other(format!(
         "{name:?} in {} is a link, or has a second name, in a directory that others than root and this process's user may write, and could lead to any file: \
          name the file by its own path",
+        path.display()
+    ))
+}
+
+fn in_fuse(path: &Path, name: &OsStr) -> io::Error {
+    io::Error::other(format!(
+        "{name:?} in {} is a FUSE file system, whose program could hold up this process: name a path outside of it",
         path.display()
     ))
 }

@@ -7,7 +7,7 @@ use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
 
-use crate::links::{Entry, FileId, file_id, set_mode_of};
+use crate::links::{Entry, FileId, address_of, file_id, set_mode_of};
 
 /// What stands where a socket is to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Occupant {
     /// # Errors
     /// The system's reason, such as that this user may not connect there.
     pub fn of(entry: &Entry) -> io::Result<Occupant> {
-        let found = match entry.stat() {
+        let (file, found) = match entry.look() {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Occupant::Nothing),
             Err(error) => return Err(error),
@@ -39,10 +39,10 @@ impl Occupant {
         }
         let flags = SocketFlags::CLOEXEC;
         let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        match connect(&probe, &entry.address()?) {
+        // Not to the name: by now another file may stand there, on which a FUSE file system is mounted.
+        match connect(&probe, &address_of(&file)?) {
             Ok(()) | Err(Errno::PROTOTYPE) => Ok(Occupant::Socket),
             Err(Errno::CONNREFUSED) => Ok(Occupant::Stale(file_id(&found))),
-            Err(Errno::NOENT) => Ok(Occupant::Nothing),
             Err(error) => Err(error.into()),
         }
     }
@@ -171,6 +171,7 @@ mod tests {
     use rustix::fs::{CWD, Mode, mknodat};
 
     use super::*;
+    use crate::links::Fuse;
 
     /// A dropped socket would not do: a process that another test starts may hold it for a moment.
     fn make_stale(path: &Path) {
@@ -190,7 +191,8 @@ mod tests {
         std::fs::create_dir(at("precious")).unwrap();
         std::fs::write(at("precious/s"), "precious").unwrap();
         let take_over = |socket: &OwnedFd| {
-            SocketFile::take_over(socket, Entry::at(&at("mine/s")).unwrap()).map(|(file, _)| file)
+            SocketFile::take_over(socket, Entry::at(&at("mine/s"), Fuse::Refused).unwrap())
+                .map(|(file, _)| file)
         };
         let first = socket(SocketType::STREAM);
         let file = take_over(&first).unwrap();
@@ -211,7 +213,8 @@ mod tests {
     fn only_a_socket_without_a_process_is_stale() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let occupant = |name: &str| Occupant::of(&Entry::at(&at(name)).unwrap()).unwrap();
+        let occupant =
+            |name: &str| Occupant::of(&Entry::at(&at(name), Fuse::Refused).unwrap()).unwrap();
         let live = UnixListener::bind(at("live")).unwrap();
         live.set_nonblocking(true).unwrap();
         let full = UnixListener::bind(at("full")).unwrap();
@@ -244,7 +247,7 @@ mod tests {
         for name in ["file", "link"] {
             assert_eq!(occupant(name), Occupant::Other, "{name}");
             let socket = socket(SocketType::STREAM);
-            let entry = Entry::at(&at(name)).unwrap();
+            let entry = Entry::at(&at(name), Fuse::Refused).unwrap();
             assert!(SocketFile::take_over(socket, entry).is_err(), "{name}");
             assert!(std::fs::symlink_metadata(at(name)).is_ok(), "{name}");
         }

@@ -7,7 +7,7 @@ use std::path::{Path, absolute};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use sys::links::{Entry, find};
+use sys::links::{Entry, Fuse, find};
 use wire::agent::transfer::{Totals, check_name};
 
 use crate::source::look;
@@ -138,7 +138,7 @@ impl Destination {
 }
 
 fn make(path: &Path) -> Result<(), String> {
-    let made = Entry::at(path).and_then(|entry| {
+    let made = Entry::at(path, Fuse::Entered).and_then(|entry| {
         let mode = Mode::from_raw_mode(0o777);
         Ok(rustix::fs::mkdir(entry.pinned_path(), mode)?)
     });
@@ -164,16 +164,16 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC);
 
 fn open(path: &Path) -> io::Result<OwnedFd> {
-    let found = find(&absolute(path)?)?;
+    let found = find(&absolute(path)?, Fuse::Entered)?;
     Ok(rustix::fs::openat(found, ".", DIRECTORY, Mode::empty())?)
 }
 
 /// The directory of a name, and the name. A file that the path leads to by symbolic links is replaced itself: the user named it, not the sender.
 fn parent(path: &Path, is_file: bool) -> io::Result<(OwnedFd, Vec<u8>)> {
-    let mut entry = Entry::at(path)?;
+    let mut entry = Entry::at(path, Fuse::Entered)?;
     let is_link = || Ok::<_, io::Error>(kind(&entry.stat()?) == FileType::Symlink);
     if is_file && is_link()? {
-        entry = Entry::behind_links(path)?;
+        entry = Entry::behind_links(path, Fuse::Entered)?;
     }
     let directory = entry.open_directory()?;
     Ok((directory, entry.name().as_bytes().to_vec()))

@@ -7,7 +7,7 @@ use std::io::{
     ErrorKind::{ConnectionAborted, TimedOut},
 };
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, absolute};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use sys::links::{Fuse, address_of, find};
 use sys::socket_file::SocketFile;
 use wire::agent::forward::Place;
 
@@ -71,10 +72,8 @@ struct Attempt<'a> {
 impl Attempt<'_> {
     /// What stands there by no link that another user could have set: the callers of a published place reach it as root.
     fn path(&self, path: &Path) -> io::Result<OwnedFd> {
-        let found = sys::links::find(&absolute(path)?)?;
-        // A descriptor of this kind has no other way to its file.
-        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
-        self.unix(&address, true)
+        let found = find(&absolute(path)?, Fuse::Entered)?;
+        self.unix(&address_of(&found)?, true)
     }
 
     fn unix(&self, address: &SocketAddrUnix, waits: bool) -> io::Result<OwnedFd> {

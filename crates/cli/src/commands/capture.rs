@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use sys::links::{self, Entry};
+use sys::links::{self, Entry, Fuse};
 use tempfile::NamedTempFile;
 use wire::pcapng::{BlockKind, BlockReader, blocks};
 
@@ -159,7 +159,7 @@ impl Ring {
     fn remove_others(&self) -> io::Result<()> {
         for number in 2..=self.files {
             let file = self.file(number);
-            let entry = Entry::at(&file)?;
+            let entry = Entry::at(&file, Fuse::Entered)?;
             let removed = entry
                 .stat()
                 .and_then(|stat| entry.remove(links::file_id(&stat)));
@@ -273,13 +273,13 @@ impl Replaced {
 /// Opens a file to write to, and the name that it has, unless it is behind a descriptor. Links that another user could have set are not followed: they could lead to any file.
 fn open(path: &Path) -> io::Result<(File, Option<Entry>)> {
     if is_descriptor(path) {
-        if links::has_link_of_others(path) {
+        if links::leads_nowhere(path, Fuse::Entered) {
             let words = "a link of another user may lead there: name the file by its own path";
             return Err(io::Error::new(ErrorKind::PermissionDenied, words));
         }
         return Ok((OpenOptions::new().write(true).open(path)?, None));
     }
-    let entry = Entry::behind_links(path)?;
+    let entry = Entry::behind_links(path, Fuse::Entered)?;
     let mode = Mode::RUSR | Mode::WUSR;
     let file = entry.open(OFlags::WRONLY | OFlags::CREATE, mode)?;
     Ok((file.into(), Some(entry)))

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use sys::links::Entry;
+use sys::links::{Entry, Fuse};
 use sys::socket_file::SocketFile;
 use tokio::net::{TcpListener, UnixListener};
 use wire::agent::forward::Place;
@@ -75,7 +75,7 @@ fn bind_unix(path: PathBuf) -> io::Result<Listener> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // Linux gives the file the mode of the socket that is bound. Later the path may lead to another file, and others may have connected.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    let (file, _) = SocketFile::take_over(&socket, Entry::at(&path)?)?;
+    let (file, _) = SocketFile::take_over(&socket, Entry::at(&path, Fuse::Entered)?)?;
     rustix::net::listen(&socket, BACKLOG)?;
     let listener = std::os::unix::net::UnixListener::from(socket);
     let listener = UnixListener::from_std(listener)?;

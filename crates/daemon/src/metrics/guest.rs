@@ -1,9 +1,11 @@
 //! Asking one guest's agent for its figures.
 
 use std::io;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::path::{Path, absolute};
 use std::time::Duration;
 
+use sys::links::{Fuse, find};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use wire::agent::job::{Answer, Ask, Stats};
@@ -17,7 +19,9 @@ const MAX_LINE_LEN: usize = 256;
 
 /// The figures of the guest behind this host socket. The caller sets the deadline.
 pub(super) async fn ask(host_socket: &Path) -> io::Result<Box<Stats>> {
-    let mut stream = UnixStream::connect(host_socket).await?;
+    // It may be in a VMM's directory: see `sys::links`.
+    let found = find(&absolute(host_socket)?, Fuse::Refused)?;
+    let mut stream = UnixStream::connect(format!("/proc/self/fd/{}", found.as_raw_fd())).await?;
     stream
         .write_all(format!("CONNECT {PORT}\n").as_bytes())
         .await?;

@@ -1,9 +1,14 @@
 //! Landlock: which files this process can open.
 
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
 use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
+
+use sys::links::{Fuse, find};
 
 use super::places::Places;
 
@@ -31,9 +36,13 @@ pub(super) fn confine(places: &Places) -> Result<bool, RulesetError> {
         | AccessFs::RemoveFile
         | AccessFs::RemoveDir
         | AccessFs::Refer;
-    let ruleset = allow(ruleset, places.read.iter(), read)?;
-    let ruleset = allow(ruleset, places.devices.iter(), device)?;
-    let ruleset = allow(ruleset, places.write.iter(), write)?;
+    // What is not there needs no permission. Whoever needs it fails where it is used, with its name.
+    let open = |path: &PathBuf| PathFd::new(path).ok();
+    let ruleset = allow(ruleset, places.read.iter().filter_map(open), read)?;
+    let ruleset = allow(ruleset, places.devices.iter().filter_map(open), device)?;
+    // Some are VMMs' directories, which may be in FUSE by now.
+    let find = |path: &PathBuf| find(path, Fuse::Refused).ok();
+    let ruleset = allow(ruleset, places.write.iter().filter_map(find), write)?;
     let status = ruleset.restrict_self()?;
     let confines = status.ruleset != RulesetStatus::NotEnforced;
     if !confines {
@@ -51,17 +60,13 @@ pub(super) fn is_known() -> bool {
     first.and_then(Ruleset::create).is_ok()
 }
 
-fn allow<'a>(
+fn allow(
     mut ruleset: RulesetCreated,
-    paths: impl Iterator<Item = &'a std::path::PathBuf>,
+    places: impl Iterator<Item = impl AsFd>,
     access: landlock::BitFlags<AccessFs>,
 ) -> Result<RulesetCreated, RulesetError> {
-    for path in paths {
-        // What is not there needs no permission. Whoever needs it fails where it is used, with its name.
-        let Ok(descriptor) = PathFd::new(path) else {
-            continue;
-        };
-        ruleset = ruleset.add_rule(PathBeneath::new(descriptor, access))?;
+    for place in places {
+        ruleset = ruleset.add_rule(PathBeneath::new(place, access))?;
     }
     Ok(ruleset)
 }

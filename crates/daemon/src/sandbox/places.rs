@@ -1,12 +1,13 @@
 //! The places in the file system that a configuration needs.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use config::{
     ChannelTarget, ChardevRequest, Config, PublishListen, ServiceTarget, Settings, VmRequest,
     VmmSocket,
 };
+use sys::links::{Fuse, find, path_of};
 
 /// What the C library, its resolver and the clock read, as far as it is there. The last are for systems that keep libraries elsewhere.
 const SYSTEM_READ: [&str; 14] = [
@@ -157,10 +158,13 @@ fn listening(chardev: &ChardevRequest) -> Option<PathBuf> {
 
 /// The directory in which a file is, or would be. Landlock works with what is behind links, and so do the questions asked of it.
 fn directory(path: &Path) -> Option<PathBuf> {
-    let absolute = std::path::absolute(path).ok()?;
+    let absolute = absolute(path).ok()?;
     absolute.parent().map(real)
 }
 
+/// Not behind a link of another user, nor in FUSE, whose program would be asked.
 fn real(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_owned())
+    let found = absolute(path).and_then(|path| find(&path, Fuse::Refused));
+    let real = found.and_then(|found| path_of(&found));
+    real.unwrap_or_else(|_| path.to_owned())
 }

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use policy::ServiceId;
+use silent_fuse::{SilentFuse, has_own_mounts};
 use vsock::{Limits, Reason};
 
 use crate::house::{House, calls_services, converse, redirect};
@@ -109,6 +110,34 @@ fn a_vmm_whose_directory_has_become_a_link_gets_no_listener_in_anothers() {
     house.add("ci", 4);
     house.offer(&[(0, "s", 5000)]);
     assert!(house.port_path("ci", 5000).exists());
+}
+
+/// Its user mounts it where the VMM's socket was, and its program never answers.
+#[test]
+fn a_vmm_whose_directory_has_become_a_fuse_file_system_holds_up_nobody() {
+    if !has_own_mounts(
+        "hostile::a_vmm_whose_directory_has_become_a_fuse_file_system_holds_up_nobody",
+    ) {
+        return;
+    }
+    let house = House::new(HashMap::new());
+    let directory = house.path("fc").with_file_name("of-fc");
+    std::fs::create_dir(&directory).unwrap();
+    let path = directory.join("v.sock");
+    house.add_at("fc", 3, path.clone());
+    house.add("ci", 4);
+    let _vmm = Vmm::start(&path, Manner::Accept(b""));
+    let other = Vmm::start(&house.path("ci"), Manner::Accept(b""));
+    let fuse = SilentFuse::at(&directory).unwrap();
+    assert_refused(&house, Reason::HostFailed);
+    // It may be where the daemon is to listen, too.
+    house.offer(&[(0, "s", 5000)]);
+    let refused = house.try_add_at("cx", 5, directory.join("deeper/v.sock"));
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("FUSE"), "{error}");
+    let _client = house.publish("ci", 80);
+    assert_eq!(other.accept().0, 80);
+    assert!(!fuse.was_asked());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fstat};
-use sys::links::{Entry, file_id};
+use sys::links::{Entry, Fuse, file_id};
 
 /// A file that is appended to. With the one before it, `PATH.1`, it never has more than twice its size on the disk.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ impl GrowingFile {
     }
 
     fn append_counting(&mut self, bytes: &[u8], written: &mut usize) -> io::Result<()> {
-        // Anew each time: another user may have set a link since.
-        let entry = Entry::at(&self.path)?;
+        // Anew each time: another user may have set a link since. This thread may wait.
+        let entry = Entry::at(&self.path, Fuse::Entered)?;
         while *written < bytes.len() {
             if self.is_elsewhere(&entry) {
                 self.file = None;

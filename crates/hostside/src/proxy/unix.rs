@@ -115,6 +115,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_service_in_a_fuse_file_system_holds_up_nobody() {
+        let test = "proxy::unix::tests::a_service_in_a_fuse_file_system_holds_up_nobody";
+        if !silent_fuse::has_own_mounts(test) {
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sql");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let fuse = silent_fuse::SilentFuse::at(directory.path()).unwrap();
+        let about = About {
+            name: "sql".to_owned(),
+            vm: "web".to_owned(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let connect = connect(&path, SocketType::STREAM, Duration::from_secs(1), &about);
+        assert_eq!(runtime.block_on(connect).err(), Some(Reason::HostFailed));
+        assert!(!fuse.was_asked());
+    }
+
     /// The log has a budget for each service and VM, so that one guest's calls do not hide the lines about another's.
     #[test]
     fn what_is_logged_names_the_service_and_the_vm() {

@@ -22,6 +22,30 @@ fn the_runtime_directory_is_made_for_this_user_alone() {
     prepare_directory(&path, "--runtime-dir").unwrap();
 }
 
+/// As when a VM is added whose VMM's user has mounted it there.
+#[test]
+fn a_directory_in_fuse_is_refused_without_asking() {
+    let test = "directory::tests::a_directory_in_fuse_is_refused_without_asking";
+    if !silent_fuse::has_own_mounts(test) {
+        return;
+    }
+    let parent = temporary();
+    let place = parent.path().join("of-vmm");
+    std::fs::create_dir(&place).unwrap();
+    check_directory(&place, "hybrid=PATH").unwrap();
+    let fuse = silent_fuse::SilentFuse::at(&place).unwrap();
+    for refused in [
+        check_directory(&place, "hybrid=PATH"),
+        check_directory(&place.join("inner"), "hybrid=PATH"),
+        check_socket(&place.join("socket")),
+        remove_stale_socket(&place.join("socket")).map(drop),
+    ] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("FUSE"), "{error}");
+    }
+    assert!(!fuse.was_asked());
+}
+
 #[test]
 fn a_runtime_directory_that_cannot_be_is_refused_with_the_remedy() {
     let parent = temporary();
