@@ -274,6 +274,21 @@ impl Queue {
         }
     }
 
+    /// From now on the ledger has a mark for a chain when [`mark_out`](Self::mark_out) was called, and not when it was popped: for a caller that writes
+    /// [`positions`](Self::positions) down before it publishes, so that what it popped since counts as not popped.
+    pub fn defer_marks(&mut self) {
+        if let Format::Split(ring) = &mut self.format {
+            ring.defer_marks();
+        }
+    }
+
+    /// Marks the chains that are out, but for the last `untaken` that were popped. To be called before the [`positions`](Self::positions) are written down.
+    pub fn mark_out(&mut self, untaken: u16) {
+        if let Format::Split(ring) = &mut self.format {
+            ring.mark_out(untaken);
+        }
+    }
+
     /// After a set-up with [`Found::Since`], before anything is popped: the chains that stay out, in the order in which they were popped.
     pub fn out(&self) -> Vec<u16> {
         match &self.format {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use wire::vsock::SocketType;
 
 use crate::call::{Call, callee_id};
-use crate::end::End;
+use crate::end::{End, Party};
 use crate::flow::Flow;
 use crate::share::Origin;
 use crate::{CalleeId, CircuitId, Reason, Side};
@@ -48,6 +48,16 @@ pub(crate) struct Circuit {
     pub(crate) accounted: [u64; 2],
     /// Why it was cut short, if it was: what the log and the host program get.
     pub(crate) reason: Option<Reason>,
+}
+
+/// What a successor has to know of a circuit that it resets: whom, and whether they know of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Standing {
+    parties: [Party; 2],
+    gone: [bool; 2],
+    /// The callee's guest has yet to hear of the call.
+    is_unannounced: bool,
+    answered: bool,
 }
 
 /// Until when a circuit is throttled, and after how many others that were throttled before. So those that have waited go first when
@@ -109,6 +119,18 @@ impl Circuit {
     /// Bytes that its rule's figures do not contain yet, by the side that sent them.
     pub(crate) fn unaccounted(&self) -> [u64; 2] {
         [0, 1].map(|side| self.passed[side] - self.accounted[side])
+    }
+
+    /// How it stands, if it ends with this process since an end is at the host.
+    pub(crate) fn standing(&self) -> Option<Standing> {
+        self.host_side()?;
+        let [caller, callee] = &self.ends;
+        Some(Standing {
+            parties: [caller.party, callee.party],
+            gone: [caller.gone, callee.gone],
+            is_unannounced: callee.outbox.request,
+            answered: self.answered,
+        })
     }
 
     /// The side where a program of the host is, if there is one.

@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use slab::Slab;
 
-use crate::circuit::Circuit;
+use crate::circuit::{Circuit, Standing};
 
 /// Circuits by their index.
 #[derive(Debug, Default)]
@@ -18,38 +18,49 @@ pub(crate) struct Circuits {
 #[derive(Debug)]
 struct Entry {
     circuit: Circuit,
+    /// It is among the changed ones, or changes are not noted.
     is_noted: bool,
+    /// How it stood when it was given last, if nothing else of it matters.
+    given: Option<Standing>,
 }
 
 impl Circuits {
     /// Notes from now on which circuits change.
     pub(crate) fn note_changes(&mut self) {
         self.notes_changes = true;
+        for (_, entry) in &mut self.entries {
+            entry.is_noted = false;
+        }
     }
 
-    /// The changed circuits, each once unless it was replaced; none of an index whose circuit is gone.
+    /// The changed circuits, each once unless it was replaced; none of an index whose circuit is gone. One that ends with this process is left out if it
+    /// [stands](Circuit::standing) as when it was given last.
     pub(crate) fn take_changed(&mut self, mut each: impl FnMut(u32, Option<&Circuit>)) {
         let mut changed = std::mem::take(&mut self.changed);
         for index in changed.drain(..) {
-            let entry = self.entries.get_mut(index as usize);
-            let circuit = entry.map(|entry| {
-                entry.is_noted = false;
-                &entry.circuit
-            });
-            each(index, circuit);
+            let Some(entry) = self.entries.get_mut(index as usize) else {
+                each(index, None);
+                continue;
+            };
+            entry.is_noted = false;
+            let standing = entry.circuit.standing();
+            if standing.is_none() || standing != entry.given {
+                entry.given = standing;
+                each(index, Some(&entry.circuit));
+            }
         }
         self.changed = changed;
     }
 
-    fn note(&mut self, index: usize) {
-        if !self.notes_changes {
-            return;
-        }
-        let entry = self.entries.get_mut(index);
-        let was_noted = entry.map(|entry| std::mem::replace(&mut entry.is_noted, true));
-        if was_noted == Some(false) {
+    /// The circuit at this index, which may be changed.
+    #[inline]
+    fn noted(&mut self, index: usize) -> Option<&mut Circuit> {
+        let entry = self.entries.get_mut(index)?;
+        if !entry.is_noted {
+            entry.is_noted = true;
             self.changed.push(index as u32);
         }
+        Some(&mut entry.circuit)
     }
 
     pub(crate) fn get(&self, index: usize) -> Option<&Circuit> {
@@ -57,8 +68,7 @@ impl Circuits {
     }
 
     pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut Circuit> {
-        self.note(index);
-        self.entries.get_mut(index).map(|entry| &mut entry.circuit)
+        self.noted(index)
     }
 
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = (usize, &Circuit)> {
@@ -92,10 +102,10 @@ impl Circuits {
 
     /// Has these circuits, at these indices, in place of none.
     pub(crate) fn restore(&mut self, circuits: impl Iterator<Item = (usize, Circuit)>) {
-        let is_noted = self.notes_changes;
-        let entry = |(index, circuit)| (index, Entry { circuit, is_noted });
-        self.entries = circuits.map(entry).collect();
-        if is_noted {
+        let entry = |circuit| Entry::new(circuit, true);
+        let entries = circuits.map(|(index, circuit)| (index, entry(circuit)));
+        self.entries = entries.collect();
+        if self.notes_changes {
             let indices = self.entries.iter().map(|(index, _)| index as u32);
             self.changed.extend(indices);
         }
@@ -103,18 +113,25 @@ impl Circuits {
 
     /// Enters a circuit at the [vacant](Self::vacant_key) index.
     pub(crate) fn insert(&mut self, index: usize, circuit: Circuit) {
-        let entry = Entry {
-            circuit,
-            is_noted: false,
-        };
+        let entry = Entry::new(circuit, !self.notes_changes);
         let entered = self.entries.insert(entry);
         debug_assert_eq!(entered, index, "a circuit knows its index");
-        self.note(index);
+        let _ = self.noted(index);
     }
 
     pub(crate) fn remove(&mut self, index: usize) -> Circuit {
-        self.note(index);
+        let _ = self.noted(index);
         self.entries.remove(index).circuit
+    }
+}
+
+impl Entry {
+    fn new(circuit: Circuit, is_noted: bool) -> Entry {
+        Entry {
+            circuit,
+            is_noted,
+            given: None,
+        }
     }
 }
 
@@ -128,7 +145,6 @@ impl Index<usize> for Circuits {
 
 impl IndexMut<usize> for Circuits {
     fn index_mut(&mut self, index: usize) -> &mut Circuit {
-        self.note(index);
-        &mut self.entries[index].circuit
+        self.noted(index).expect("an index of a circuit")
     }
 }

@@ -166,8 +166,11 @@ impl Fabric {
         self.stop_ring(id, index);
         let ledger = start.ledger.as_ref();
         let is_taken_over = ledger.is_some_and(Ledger::has_predecessor);
-        let queue = Queue::with_ledger(start.setup, start.memory, start.ledger)
+        let mut queue = Queue::with_ledger(start.setup, start.memory, start.ledger)
             .map_err(|error| error.to_string())?;
+        if self.handover.has_journal() {
+            queue.defer_marks();
+        }
         let token = Token::Ring {
             line: id,
             index: index as u8,

@@ -153,6 +153,11 @@ impl Handover {
         Some(line.positions.clone())
     }
 
+    /// Whether changes are written down.
+    pub(super) fn has_journal(&self) -> bool {
+        self.journal.is_some()
+    }
+
     /// Whether the daemon has yet to start. Then nothing is done for a guest: the start may fail, and what was kept is the next one's.
     fn waits(&self) -> bool {
         self.before.is_some()
@@ -212,6 +217,10 @@ impl Fabric {
         crash::point(Point::TakeOver);
         self.inherit(&mut journal, &before.lines);
         self.handover.journal = Some(journal);
+        let lines = self.lines.iter_mut().filter_map(|(_, line)| line.as_mut());
+        for ring in lines.flat_map(|line| line.rings.iter_mut().flatten()) {
+            ring.queue.defer_marks();
+        }
         self.commit();
         self.mailbox.waker.wake();
     }
@@ -318,7 +327,7 @@ impl Fabric {
 
     /// Something of a line is to be written down at the end of this turn.
     pub(super) fn note_line(&mut self, id: LineId) {
-        if self.handover.journal.is_some() {
+        if self.handover.has_journal() {
             self.handover.changed.push(id);
         }
     }
@@ -334,6 +343,10 @@ impl Fabric {
         changed.dedup();
         let mut room = [0; MAX_RECORD_BYTES];
         for id in changed.drain(..) {
+            let line = self.line(id).into_iter();
+            for ring in line.flat_map(|line| line.rings.iter_mut().flatten()) {
+                ring.queue.mark_out(ring.held.len() as u16);
+            }
             let record = self.line_record(id, &mut room);
             journal.write(line_index(id), record.unwrap_or_default());
         }

@@ -3,7 +3,8 @@
 //! Where a queue goes on is not in the guest's memory: that has the used index, and not how many chains were taken, nor which are out. A ledger has a
 //! mark for each chain that is out. A mark is set before the chain is used, and taken away after the driver can see the chain in the used ring. So at any
 //! instruction the number of chains taken is the used index plus the number of marks, once the marks of what is in the used ring are away:
-//! the ledger also has the used index up to which they are. (The region of vhost-user's GET_INFLIGHT_FD does the same.)
+//! the ledger also has the used index up to which they are. (The region of vhost-user's GET_INFLIGHT_FD does the same.) A device that works in turns, and
+//! writes down its positions at the end of each, sets the marks then: most chains are given back in the turn that has taken them, and need none.
 //!
 //! What a successor finds is checked as if a guest had written it: a wrong ledger costs its own queue.
 

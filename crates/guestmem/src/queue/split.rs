@@ -49,6 +49,12 @@ pub(super) struct Split {
     fresh: bool,
     in_flight: InFlight,
     ledger: Option<Ledger>,
+    /// Whether marks wait for [`mark_out`](Self::mark_out).
+    defers_marks: bool,
+    /// So many of the chains that were taken last may be out without a mark.
+    unmarked: u16,
+    /// Chains with a mark that are in the used ring and not published.
+    marked_back: Vec<u16>,
 }
 
 impl Split {
@@ -77,6 +83,9 @@ impl Split {
             in_flight: InFlight::new(size),
             areas,
             ledger: None,
+            defers_marks: false,
+            unmarked: 0,
+            marked_back: Vec::new(),
         };
         if let Some(mut ledger) = ledger {
             match ledger.found() {
@@ -96,7 +105,7 @@ impl Split {
         self.go_on_at(used.get().wrapping_add(out.len() as u16));
         for head in out {
             // Which entry of the available ring it had is needed to rewind it, which it is not.
-            self.in_flight.insert(head, 0);
+            self.in_flight.insert(head, 0, Out::Marked);
             self.complete(head, 0);
         }
         Ok(())
@@ -117,8 +126,9 @@ impl Split {
             return Err(unfit);
         }
         // Given back before: to be published.
-        let given_back: Vec<u32> = (0..unpublished)
-            .map(|step| self.used_head(used.wrapping_add(step)))
+        let given_back: Vec<u16> = (0..unpublished)
+            .filter_map(|step| u16::try_from(self.used_head(used.wrapping_add(step))).ok())
+            .filter(|head| *head < size)
             .collect();
         // Taken since: to be taken again.
         self.go_on_at(available);
@@ -131,14 +141,15 @@ impl Split {
             if is_taken_again {
                 ledger.clear(*head);
             }
-            !is_taken_again && !given_back.contains(&u32::from(*head))
+            !is_taken_again && !given_back.contains(head)
         });
         if out.len() != usize::from(available.wrapping_sub(positions.used)) {
             return Err(unfit);
         }
         self.next_used = Running::new(positions.used);
+        self.marked_back = given_back;
         for head in out {
-            self.in_flight.insert(head, 0);
+            self.in_flight.insert(head, 0, Out::Marked);
         }
         Ok(())
     }
@@ -227,10 +238,16 @@ impl Split {
         if !take_only(memory, chain, address, first.len, first.flags) {
             self.read_chain(memory, chain, address, word)?;
         }
-        if let Some(ledger) = &mut self.ledger {
-            ledger.mark(head);
+        match &mut self.ledger {
+            Some(ledger) if !self.defers_marks => {
+                ledger.mark(head);
+                self.in_flight.insert(head, slot, Out::Marked);
+            }
+            _ => {
+                self.in_flight.insert(head, slot, Out::Unmarked);
+                self.unmarked = self.setup.size.min(self.unmarked + 1);
+            }
         }
-        self.in_flight.insert(head, slot);
         self.next_available = self.next_available.next();
         self.fresh = false;
         Ok(true)
@@ -259,9 +276,13 @@ impl Split {
     }
 
     pub(super) fn complete(&mut self, head: u16, written: u32) {
-        if !self.in_flight.remove(head) {
-            debug_assert!(false, "chain {head} is given back and is not out");
-            return;
+        match self.in_flight.remove(head) {
+            Out::Unmarked => {}
+            Out::Marked => self.marked_back.push(head),
+            Out::Not => {
+                debug_assert!(false, "chain {head} is given back and is not out");
+                return;
+            }
         }
         let element = USED_RING + 8 * self.slot(self.next_used);
         self.areas
@@ -283,7 +304,12 @@ impl Split {
             .used
             .publish_u16(Point::UsedIndex, USED_INDEX, new.get(), Ordering::Release);
         self.published_used = new;
-        self.note_published(old, new);
+        if let Some(ledger) = &self.ledger {
+            for head in self.marked_back.drain(..) {
+                ledger.clear(head);
+            }
+            ledger.set_published(new.get());
+        }
         let first = !self.has_published;
         self.has_published = true;
         // Publish first, look for the driver's wish second: the driver does it the other way round.
@@ -303,19 +329,23 @@ impl Split {
         }
     }
 
-    /// Writes down that what was given back between these two indices is not out any more.
-    fn note_published(&self, old: Running, new: Running) {
-        let Some(ledger) = &self.ledger else { return };
-        let mut index = old;
-        while index != new {
-            match u16::try_from(self.used_head(index.get())) {
-                Ok(head) if head < self.setup.size => ledger.clear(head),
-                // Its driver has written there: its ring means nothing any more, and a successor says so.
-                _ => {}
+    pub(super) fn defer_marks(&mut self) {
+        self.defers_marks = true;
+    }
+
+    pub(super) fn mark_out(&mut self, untaken: u16) {
+        let unmarked = self.unmarked;
+        self.unmarked = untaken.min(unmarked);
+        let Some(ledger) = &mut self.ledger else {
+            return;
+        };
+        let next = self.next_available.get();
+        for back in (self.unmarked + 1..=unmarked).rev() {
+            let index = usize::from(next.wrapping_sub(back) & (self.setup.size - 1));
+            if let Some(head) = self.in_flight.mark_at(index) {
+                ledger.mark(head);
             }
-            index = index.next();
         }
-        ledger.set_published(new.get());
     }
 
     pub(super) fn disable_notifications(&mut self) {
@@ -352,14 +382,17 @@ impl Split {
     pub(super) fn rewind(&mut self, chains: u16) {
         for _ in 0..chains {
             let last = self.next_available.previous();
-            let Some(head) = self.in_flight.remove_at(self.slot(last)) else {
-                let last = last.get();
-                debug_assert!(false, "entry {last} is rewound and its chain is not out");
-                return;
-            };
-            if let Some(ledger) = &self.ledger {
-                ledger.clear(head);
+            let head = self.in_flight.taken_at(self.slot(last));
+            match (self.in_flight.remove(head), &self.ledger) {
+                (Out::Not, _) => {
+                    let last = last.get();
+                    debug_assert!(false, "entry {last} is rewound and its chain is not out");
+                    return;
+                }
+                (Out::Marked, Some(ledger)) => ledger.clear(head),
+                _ => {}
             }
+            self.unmarked = self.unmarked.saturating_sub(1);
             self.next_available = last;
         }
     }
@@ -554,15 +587,25 @@ impl Areas {
 #[derive(Debug)]
 struct InFlight {
     /// By head. Not as bits: one after the other would then wait for the word that the last one wrote.
-    is_out: Box<[bool]>,
+    out: Box<[Out]>,
     taken: Box<[u16]>,
     count: u32,
+}
+
+/// Whether a chain is out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Out {
+    Not,
+    /// Its ledger, if there is one, does not know yet.
+    Unmarked,
+    /// It has a mark.
+    Marked,
 }
 
 impl InFlight {
     fn new(size: u16) -> InFlight {
         InFlight {
-            is_out: vec![false; usize::from(size)].into(),
+            out: vec![Out::Not; usize::from(size)].into(),
             taken: vec![0; usize::from(size)].into(),
             count: 0,
         }
@@ -570,30 +613,40 @@ impl InFlight {
 
     #[inline]
     fn contains(&self, head: u16) -> bool {
-        self.is_out
+        self.out
             .get(usize::from(head))
-            .is_some_and(|is_out| *is_out)
+            .is_some_and(|out| *out != Out::Not)
     }
 
     #[inline]
-    fn insert(&mut self, head: u16, slot: usize) {
-        self.is_out[usize::from(head)] = true;
+    fn insert(&mut self, head: u16, slot: usize, out: Out) {
+        self.out[usize::from(head)] = out;
         self.taken[slot] = head;
         self.count += 1;
     }
 
+    /// How it was out.
     #[inline]
-    fn remove(&mut self, head: u16) -> bool {
-        match self.is_out.get_mut(usize::from(head)) {
-            Some(is_out) if *is_out => *is_out = false,
-            _ => return false,
-        }
-        self.count -= 1;
-        true
+    fn remove(&mut self, head: u16) -> Out {
+        let Some(out) = self.out.get_mut(usize::from(head)) else {
+            return Out::Not;
+        };
+        let was = std::mem::replace(out, Out::Not);
+        self.count -= u32::from(was != Out::Not);
+        was
     }
 
-    fn remove_at(&mut self, slot: usize) -> Option<u16> {
+    fn taken_at(&self, slot: usize) -> u16 {
+        self.taken[slot]
+    }
+
+    /// The chain that was taken from this entry, if it is out and had no mark until now.
+    fn mark_at(&mut self, slot: usize) -> Option<u16> {
         let head = self.taken[slot];
-        self.remove(head).then_some(head)
+        let out = &mut self.out[usize::from(head)];
+        (*out == Out::Unmarked).then(|| {
+            *out = Out::Marked;
+            head
+        })
     }
 }

@@ -191,17 +191,26 @@ struct Turns {
     /// Tokens of chains that are out, in the order in which they were taken: as of now, and as of the last turn's end.
     out: Vec<u16>,
     committed_out: Vec<u16>,
+    /// How many of the last that were taken are out: they may count as not taken.
+    last: usize,
+    defers_marks: bool,
 }
 
 impl Turns {
     fn new(seed: u64) -> Turns {
-        let scene = Scene::new(seed, [0, 65530][seed as usize % 2], seed % 3 == 0);
+        let mut scene = Scene::new(seed, [0, 65530][seed as usize % 2], seed % 3 == 0);
         let committed = scene.pair.queue.positions(0).unwrap();
+        let defers_marks = seed % 5 != 0;
+        if defers_marks {
+            scene.pair.queue.defer_marks();
+        }
         Turns {
             scene,
             committed,
             out: Vec::new(),
             committed_out: Vec::new(),
+            last: 0,
+            defers_marks,
         }
     }
 
@@ -216,24 +225,35 @@ impl Turns {
                     self.scene.pair.driver.add(&[], &[buffer], token).unwrap();
                     self.scene.pair.driver.kick_needed();
                 }
-                1 => self.out.extend(self.scene.pair.pop()),
+                1 => {
+                    let taken = self.scene.pair.pop();
+                    self.last += taken.iter().count();
+                    self.out.extend(taken);
+                }
                 _ if !self.out.is_empty() => {
                     let place = self.scene.below(self.out.len() as u64) as usize;
                     let head = self.out.remove(place);
+                    self.last = self.last.min(self.out.len() - place);
                     self.scene.pair.queue.complete(head, 0);
                 }
                 _ => {}
             }
         }
-        self.committed = self.scene.pair.queue.positions(0).unwrap();
-        self.committed_out = self.out.clone();
+        let untaken = self.scene.below(self.last as u64 + 1) as u16;
+        self.scene.pair.queue.mark_out(untaken);
+        self.committed = self.scene.pair.queue.positions(untaken).unwrap();
+        let taken = self.out.len() - usize::from(untaken);
+        self.committed_out = self.out[..taken].to_vec();
         self.scene.pair.queue.publish();
     }
 
     fn go_on(&mut self) {
         self.scene.set_up(Found::Since(self.committed));
         assert_eq!(self.scene.pair.queue.out(), self.committed_out);
-        self.out = self.committed_out.clone();
+        if self.defers_marks {
+            self.scene.pair.queue.defer_marks();
+        }
+        (self.out, self.last) = (self.committed_out.clone(), 0);
         for head in &self.out {
             let mut chain = Chain::default();
             assert!(self.scene.pair.queue.read_again(*head, &mut chain).unwrap());
