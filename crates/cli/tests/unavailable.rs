@@ -4,9 +4,11 @@
 
 mod program;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -206,6 +208,47 @@ fn a_vm_whose_directory_is_spoilt_costs_itself_until_it_is_mended() {
             assert_eq!(host.unavailable("poor"), None, "{described}: {what}");
         }
     }
+}
+
+/// Windows of VMs are files in one directory, and a port in a network has a socket of its own.
+#[test]
+fn a_spoilt_vm_costs_others_neither_windows_nor_ports() {
+    let vms = "[[network]]\nname = \"lan\"\n\
+        [[vm]]\nname = \"good\"\nwindows = \"2x8M\"\nnetworks = [\"lan\"]\n\
+        [[vm]]\nname = \"poor\"\nwindows = \"2x8M\"\n\
+        [[vm.net]]\nnetwork = \"lan\"\nvhost-user = \"POOR/port\"\n";
+    let mut host = Host::new(vms);
+    host.serve();
+    let directory = host.directory.path().join("windows");
+    let files = || {
+        let windows = fs::read_dir(&directory).unwrap();
+        let id = |file: fs::DirEntry| (file.file_name(), file.metadata().unwrap().ino());
+        windows
+            .map(|file| id(file.unwrap()))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let before = files();
+    assert!(before.len() >= 4, "{before:?}");
+    host.daemon = None;
+    let port = host.of_poor("port");
+    let _ = fs::remove_file(&port);
+    fs::write(&port, "no socket").unwrap();
+    host.serve();
+    host.assert_good_is_served();
+    let shown = host.run(&["net", "show", "lan", "--json"]).out;
+    assert!(shown.contains("good"), "{shown}");
+    let reason = host.unavailable("poor").unwrap();
+    assert!(reason.contains("port"), "{reason}");
+    let after = files();
+    for (name, id) in &before {
+        let is_window = name.as_encoded_bytes().contains(&b'.');
+        assert!(
+            !is_window || after.get(name) == Some(id),
+            "{name:?}: {before:?} {after:?}"
+        );
+    }
+    fs::remove_file(port).unwrap();
+    eventually("it is not served", || host.unavailable("poor").is_none());
 }
 
 #[test]

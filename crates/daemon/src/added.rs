@@ -4,7 +4,7 @@ use api::{NewVm, PartKind};
 use config::{LineSpec, parse_vm_members};
 use keeper::Keeper;
 
-use crate::in_force::{InForce, Parts};
+use crate::in_force::{InForce, Manner, Parts};
 
 /// What their keys begin with.
 const KEY: &str = "added:";
@@ -29,7 +29,7 @@ pub(crate) fn forget(keeper: Option<&Keeper>, full_name: &str) {
     }
 }
 
-/// Adds again what a predecessor has kept. What cannot be added any more, such as a VM that the file names by now, is left out.
+/// Adds again what a predecessor has kept, but for VMs that the file names by now: they come and go with it.
 pub(crate) fn add_again(parts: &Parts, mut in_force: InForce) -> InForce {
     let Some(keeper) = &parts.keeper else {
         return in_force;
@@ -41,6 +41,10 @@ pub(crate) fn add_again(parts: &Parts, mut in_force: InForce) -> InForce {
         let Some(item) = keeper.take(&found) else {
             continue;
         };
+        if in_force.configured.contains(vm) {
+            keeper.drop_item(&found);
+            continue;
+        }
         match add_one(parts, &in_force, &item.value) {
             Ok(next) => {
                 tracing::info!(vm, "added a VM again");
@@ -67,6 +71,6 @@ fn add_one(
     let part = (PartKind::Vm, next.book.add(&request)?.full_name());
     next.unavailable.insert(part.clone(), String::new());
     // Its name and its CID are taken from here on, whether its sockets can be made or not.
-    parts.put_in_force(in_force, &next, false)?;
+    parts.put_in_force(in_force, &next, Manner::Whole, false)?;
     Ok(parts.try_to_have(next, &[part]))
 }

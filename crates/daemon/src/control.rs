@@ -27,7 +27,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::added;
 use crate::capture::CaptureReader;
 use crate::control_error::ControlError;
-use crate::in_force::{InForce, Parts};
+use crate::in_force::{InForce, Manner, Parts};
 use crate::line::{Counters, LineStatus};
 use crate::metrics::Pages;
 use crate::questions::Questions;
@@ -188,7 +188,8 @@ impl Control {
     async fn bring(self: &Arc<Self>, next: InForce) -> Result<(), ControlError> {
         let put = move |control: &Control| {
             let current = control.in_force();
-            let put = control.parts.put_in_force(&current, &next, false);
+            let parts = &control.parts;
+            let put = parts.put_in_force(&current, &next, Manner::Whole, false);
             put.map_err(|hindrance| *hindrance.error)?;
             control.set_in_force(next);
             Ok(())

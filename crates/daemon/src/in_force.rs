@@ -19,7 +19,7 @@ use crate::capture::Captures;
 use crate::control_error::ControlError;
 use crate::events::Events;
 use crate::line::{LineChange, LineFault, LineWorker, PolicyChange};
-use crate::net::{NetChange, NetWorker};
+use crate::net::{NetChange, NetFault, NetWorker};
 use crate::policy::Rulebook;
 use crate::stalled_clients::StalledClients;
 use hostside::offers::{Commit, Offers};
@@ -50,7 +50,16 @@ pub struct InForce {
     pub unavailable: Unavailable,
 }
 
-/// What stands in the way of something coming into force. Nothing has changed then.
+/// What becomes of the whole when a VM cannot be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// Nothing changes.
+    Whole,
+    /// The VM is left out.
+    WithoutSome,
+}
+
+/// What stands in the way of something coming into force. Nothing has changed then, unless it was [left out](Manner::WithoutSome).
 #[derive(Debug, thiserror::Error)]
 pub struct Hindrance {
     /// The VM that it is about, by full name, if it is about one.
@@ -108,7 +117,8 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Brings what is next into force, or nothing of it.
+    /// Brings what is next into force. Returns which VMs were left out: something of each may be there, and goes with the VM when that is no part of what
+    /// comes into force next.
     ///
     /// # Errors
     /// [`Hindrance`].
@@ -116,13 +126,14 @@ impl Parts {
         &self,
         current: &InForce,
         next: &InForce,
+        manner: Manner,
         enforce_existing: bool,
-    ) -> Result<(), Hindrance> {
+    ) -> Result<Vec<Hindrance>, Hindrance> {
         // First, as nothing may be in force that a restart would not find again.
         let remembered = self.remember(&current.book, &next.book);
         let put = remembered
             .map_err(Hindrance::from)
-            .and_then(|()| self.put(current, next, enforce_existing));
+            .and_then(|()| self.put(current, next, manner, enforce_existing));
         if put.is_err() {
             if let Err(error) = self.remember(&next.book, &current.book) {
                 tracing::error!("{error}");
@@ -144,8 +155,9 @@ impl Parts {
         &self,
         current: &InForce,
         next: &InForce,
+        manner: Manner,
         enforce_existing: bool,
-    ) -> Result<(), Hindrance> {
+    ) -> Result<Vec<Hindrance>, Hindrance> {
         let (before, after) = (current.available_plan(), next.available_plan());
         let (added, removed) = (lines_beside(&after, &before), lines_beside(&before, &after));
         let networks = NetChange::between(&before, &after).without_uplinks(
@@ -159,6 +171,7 @@ impl Parts {
         let commit = self.offers.prepare(offer)?;
         let lines = LineChange {
             added: added.clone(),
+            leaves_out: manner == Manner::WithoutSome,
             removed: removed.iter().map(LineSpec::full_name).collect(),
             services,
             policy: PolicyChange {
@@ -169,54 +182,76 @@ impl Parts {
             },
         };
         self.move_audit(current, next)?;
-        if let Err(hindrance) = self.change(lines, networks, commit) {
-            for spec in &added {
-                self.windows.close(&spec.full_name());
-            }
+        let changed = self.change(lines, networks, commit);
+        let left_out = changed.inspect_err(|_| {
+            self.close_windows(&added, current);
             // It was open a moment ago.
             if let Err(error) = self.move_audit(next, current) {
                 tracing::error!("{error}");
             }
-            return Err(hindrance);
-        }
+        })?;
         if enforce_existing {
             self.circuits.enforce();
         }
         for spec in &removed {
-            let name = spec.full_name();
-            // Behind the line, so that no circuit of the VM has them.
-            self.circuits.removed(&name);
+            // Before the windows, so that no circuit of the VM has them.
+            self.circuits.removed(&spec.full_name());
+        }
+        self.close_windows(&removed, next);
+        Ok(left_out)
+    }
+
+    /// Closes the windows of VMs that are no part of what is in force. Guests of those that are may have them, also while they are unavailable.
+    fn close_windows(&self, lines: &[LineSpec], in_force: &InForce) {
+        let names = lines.iter().map(LineSpec::full_name);
+        for name in names.filter(|name| in_force.book.plan.line(name).is_none()) {
             self.windows.close(&name);
         }
-        Ok(())
     }
 
     /// Changes lines and networks, or nothing but the windows of new lines.
     fn change(
         &self,
-        lines: LineChange,
+        mut lines: LineChange,
         networks: NetChange,
         offers: Commit,
-    ) -> Result<(), Hindrance> {
-        for spec in &lines.added {
-            self.prepare_line(spec).map_err(|error| Hindrance {
+    ) -> Result<Vec<Hindrance>, Hindrance> {
+        let mut left_out = Vec::new();
+        lines.added.retain(|spec| {
+            let prepared = self.prepare_line(spec).map_err(|error| Hindrance {
                 vm: Some(spec.full_name()),
                 error: Box::new(error),
-            })?;
+            });
+            prepared.map_err(|found| left_out.push(found)).is_ok()
+        });
+        let is_whole = !lines.leaves_out;
+        if let Some(found) = is_whole.then(|| left_out.pop()).flatten() {
+            return Err(found);
         }
         let hindrance = |fault: LineFault| Hindrance {
             vm: fault.vm,
             error: Box::new(fault.error.into()),
         };
+        let of_port = |fault: NetFault| Hindrance {
+            vm: fault.vm.clone(),
+            error: Box::new(fault.into()),
+        };
         let lines = self.worker.prepare(lines).map_err(hindrance)?;
         // Last, as networks stand still from here on.
-        let networks = self.net.prepare(networks)?;
+        let (networks, mut faults) = self.net.prepare(networks)?;
+        if let Some(fault) = is_whole.then(|| faults.pop()).flatten() {
+            drop(networks);
+            self.net.settle();
+            return Err(of_port(fault));
+        }
+        left_out.extend(faults.into_iter().map(of_port));
         let changed = lines(Box::new(move || {
             offers();
             networks();
         }));
         self.net.settle();
-        changed.map_err(hindrance)
+        left_out.extend(changed.map_err(hindrance)?.into_iter().map(hindrance));
+        Ok(left_out)
     }
 
     /// Writes down which context identifiers and which addresses belong to which names, if that has changed.

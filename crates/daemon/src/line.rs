@@ -27,6 +27,8 @@ use hostside::offers::Commit;
 pub struct LineChange {
     /// Lines to open.
     pub added: Vec<LineSpec>,
+    /// Whether a line that cannot be opened is left out. Otherwise nothing is changed then.
+    pub leaves_out: bool,
     /// Lines to close, by full name.
     pub removed: Vec<String>,
     /// All services of the host that guests can call.
@@ -35,8 +37,8 @@ pub struct LineChange {
     pub policy: PolicyChange,
 }
 
-/// A change that is ready to be made, with what others keep of the same configuration: see [`LineWorker::prepare`].
-pub type PreparedLines<'a> = Box<dyn FnOnce(Commit) -> Result<(), LineFault> + 'a>;
+/// A change that is ready to be made, with what others keep of the same configuration: see [`LineWorker::prepare`]. Returns why lines were left out.
+pub type PreparedLines<'a> = Box<dyn FnOnce(Commit) -> Result<Vec<LineFault>, LineFault> + 'a>;
 
 /// Rules, and the names that they are about.
 #[derive(Debug, Clone)]

@@ -127,12 +127,13 @@ pub enum NetError {
 /// The switching part of the data plane as the control plane sees it. Every method may be called from any thread and returns soon.
 /// Networks and VMs are named by their full names.
 pub trait NetWorker: Send + Sync + 'static {
-    /// Opens what a change adds, and holds all frames of all networks until what is returned is called, which makes the rest of the change before any frame
-    /// passes, or dropped, which undoes it. To call it does not wait; [`settle`](Self::settle) does.
+    /// Opens what a change adds, and holds all frames of all networks until the commit that is returned is called, which makes the rest of the change before any
+    /// frame passes, or dropped, which undoes it. To call it does not wait; [`settle`](Self::settle) does. Ports that cannot be opened are left out, and
+    /// it is returned why.
     ///
     /// # Errors
-    /// [`NetFault`] says what cannot be opened. Nothing of the change remains then, and nothing is held.
-    fn prepare(&self, change: NetChange) -> Result<Commit, NetFault>;
+    /// [`NetFault`] says which network or uplink cannot be opened. Nothing of the change remains then, and nothing is held.
+    fn prepare(&self, change: NetChange) -> Result<(Commit, Vec<NetFault>), NetFault>;
 
     /// Waits until a change that was committed or dropped is made or undone. What failed of it is in the log.
     fn settle(&self);

@@ -10,7 +10,7 @@ use config::{Cids, Config, ConfigError, LineSpec, Plan, PlanChange};
 
 use crate::added;
 use crate::control::Control;
-use crate::in_force::{Hindrance, InForce, Part};
+use crate::in_force::{Hindrance, InForce, Manner, Part};
 use crate::policy::Rulebook;
 use crate::sandbox;
 
@@ -133,7 +133,8 @@ impl Control {
                     Arc::new(next)
                 }
                 false => {
-                    parts.put_in_force(&current, &next, request.enforce_existing)?;
+                    let enforces = request.enforce_existing;
+                    parts.put_in_force(&current, &next, Manner::Whole, enforces)?;
                     // From now on they come and go with the file.
                     for name in next.configured.difference(&current.configured) {
                         added::forget(parts.keeper.as_deref(), name);

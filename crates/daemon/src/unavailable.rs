@@ -15,7 +15,7 @@ use config::Plan;
 use hostside::offers::Offer;
 
 use crate::control::Control;
-use crate::in_force::{Hindrance, InForce, Part, Parts};
+use crate::in_force::{Hindrance, InForce, Manner, Part, Parts};
 
 /// How often what is unavailable is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(3);
@@ -106,7 +106,7 @@ impl Parts {
             .iter()
             .map(|part| (part.clone(), String::new()))
             .collect();
-        self.put_in_force(nothing, &first, false)?;
+        self.put_in_force(nothing, &first, Manner::Whole, false)?;
         let in_force = self.try_to_have(first, &parts);
         for spec in in_force.available_plan().lines() {
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "opened a line");
@@ -114,7 +114,8 @@ impl Parts {
         Ok(in_force)
     }
 
-    /// Brings these parts of what is in force into use, as far as they can be had: all at once, or where that fails each half of them. Returns what is in force then.
+    /// Brings these parts of what is in force into use, as far as they can be had: all at once but for VMs that cannot be had, or where that fails each half of
+    /// them. So a VM whose VMM waits since the daemon before is not opened and closed again for another's sake. Returns what is in force then.
     pub(crate) fn try_to_have(&self, in_force: InForce, parts: &[Part]) -> InForce {
         if parts.is_empty() {
             return in_force;
@@ -123,23 +124,50 @@ impl Parts {
         for part in parts {
             next.unavailable.remove(part);
         }
-        let hindrance = match self.put_in_force(&in_force, &next, false) {
-            Ok(()) => {
-                for part in parts {
+        let put = self.put_in_force(&in_force, &next, Manner::WithoutSome, false);
+        match (put, parts) {
+            (Ok(left_out), _) => {
+                let next = self.leave_out(&in_force, next, left_out);
+                for part in parts
+                    .iter()
+                    .filter(|part| !next.unavailable.contains_key(part))
+                {
                     self.tell_available(part, &in_force);
                 }
-                return next;
+                next
             }
-            Err(hindrance) => hindrance,
-        };
-        match parts {
-            [part] => self.note_unavailable(in_force, part, &hindrance.error.to_string()),
-            _ => {
+            (Err(hindrance), [part]) => {
+                self.note_unavailable(in_force, part, &hindrance.error.to_string())
+            }
+            (Err(_), _) => {
                 let (first, rest) = parts.split_at(parts.len() / 2);
                 let in_force = self.try_to_have(in_force, first);
                 self.try_to_have(in_force, rest)
             }
         }
+    }
+
+    /// Ends what there is of VMs that cannot be had, such as a port in one network of a VM whose line was refused.
+    fn leave_out(&self, before: &InForce, tried: InForce, left_out: Vec<Hindrance>) -> InForce {
+        let mut next = tried.clone();
+        let mut reasons = Vec::new();
+        for Hindrance { vm, error } in left_out {
+            let Some(vm) = vm else { continue };
+            let part = (PartKind::Vm, vm);
+            let known = before.unavailable.get(&part).cloned();
+            next.unavailable
+                .insert(part.clone(), known.unwrap_or_default());
+            reasons.push((part, error.to_string()));
+        }
+        if reasons.is_empty() {
+            return tried;
+        }
+        if let Err(error) = self.put_in_force(&tried, &next, Manner::Whole, false) {
+            tracing::error!(%error, "cannot leave out what cannot be had");
+        }
+        let note =
+            |next, (part, reason): &(Part, String)| self.note_unavailable(next, part, reason);
+        reasons.iter().fold(next, note)
     }
 
     /// Takes note why a part is unavailable, and tells if that was not known.

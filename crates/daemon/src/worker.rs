@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use config::{LineSpec, VmmSocket};
 use device::{
-    AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, Change, CircuitFilter,
-    CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig, LineSnapshot, NewLine,
-    Observer, OpenLineError, ProgramCall, PublishedCall, SerialConfig, TakenOver,
+    AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, Change, Changed,
+    CircuitFilter, CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig,
+    LineSnapshot, NewLine, Observer, OpenLineError, ProgramCall, PublishedCall, RefusedLine,
+    SerialConfig, TakenOver,
 };
 use keeper::Keeper;
 use policy::{Address, LineId};
@@ -199,7 +200,7 @@ impl Worker {
         change: LineChange,
         added: Vec<NewLine>,
         commit: Commit,
-    ) -> Result<usize, LineFault> {
+    ) -> Result<Changed, LineFault> {
         let PolicyChange {
             policy,
             groups,
@@ -208,6 +209,7 @@ impl Worker {
         } = change.policy;
         let change = Change {
             added,
+            leaves_out: change.leaves_out,
             removed: change.removed,
             services: change.services,
             policy,
@@ -218,11 +220,7 @@ impl Worker {
         };
         let changed = self.orders.ask(move |fabric| fabric.change(change));
         match changed {
-            Some(Ok(ended)) => Ok(ended),
-            Some(Err((vm, error))) => Err(LineFault {
-                error: line_error(&vm, error),
-                vm: Some(vm),
-            }),
+            Some(changed) => changed.map_err(line_fault),
             None => Err(LineFault {
                 vm: None,
                 error: stopped(),
@@ -236,13 +234,14 @@ impl Worker {
         added: Vec<NewLine>,
         beside: Vec<(String, Option<SerialLine>, Option<VmChannels>)>,
         commit: Commit,
-    ) -> Result<(), LineFault> {
+    ) -> Result<Vec<LineFault>, LineFault> {
         let removed = change.removed.clone();
-        let ended = self.change_lines(change, added, commit)?;
+        let Changed { ended, left_out } = self.change_lines(change, added, commit)?;
         if ended > 0 {
             tracing::info!(circuits = ended, "ended what is not allowed any more");
         }
-        for (vm, serial, channels) in beside {
+        let is_left_out = |vm: &String| left_out.iter().any(|(name, _)| name == vm);
+        for (vm, serial, channels) in beside.into_iter().filter(|(vm, ..)| !is_left_out(vm)) {
             if let Some(channels) = channels {
                 sys::lock(&self.channels).by_vm.insert(vm.clone(), channels);
             }
@@ -258,24 +257,34 @@ impl Worker {
             drop(line);
             sys::lock(&self.channels).by_vm.remove(&name);
         }
-        Ok(())
+        Ok(left_out.into_iter().map(line_fault).collect())
     }
 }
 
 impl LineWorker for Worker {
     fn prepare(&self, mut change: LineChange) -> Result<PreparedLines<'_>, LineFault> {
         let (mut added, mut beside) = (Vec::new(), Vec::new());
+        let mut left_out = Vec::new();
         for spec in std::mem::take(&mut change.added) {
             let vm = spec.full_name();
-            let (line, serial, channels) = self.prepare_line(spec).map_err(|error| LineFault {
-                vm: Some(vm.clone()),
-                error,
-            })?;
-            added.push(line);
-            beside.push((vm, serial, channels));
+            match self.prepare_line(spec) {
+                Ok((line, serial, channels)) => {
+                    added.push(line);
+                    beside.push((vm, serial, channels));
+                }
+                Err(error) => {
+                    let vm = Some(vm);
+                    let fault = LineFault { vm, error };
+                    if !change.leaves_out {
+                        return Err(fault);
+                    }
+                    left_out.push(fault);
+                }
+            }
         }
         Ok(Box::new(move |commit| {
-            self.change(change, added, beside, commit)
+            left_out.extend(self.change(change, added, beside, commit)?);
+            Ok(left_out)
         }))
     }
 
@@ -515,6 +524,13 @@ fn own_processor_time() -> Duration {
 
 fn stopped() -> LineError {
     LineError::Io(io::Error::other("the worker has stopped"))
+}
+
+fn line_fault((vm, error): RefusedLine) -> LineFault {
+    LineFault {
+        error: line_error(&vm, error),
+        vm: Some(vm),
+    }
 }
 
 fn line_error(name: &str, error: OpenLineError) -> LineError {

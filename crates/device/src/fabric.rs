@@ -59,7 +59,7 @@ use crate::vsock::{EVENT, TX};
 pub use self::agent::{Arrival, Attachment};
 use self::capture::Captures;
 pub use self::capture::{CaptureError, CaptureFilter};
-pub use self::change::{Change, NewLine, RefusedLine};
+pub use self::change::{Change, Changed, NewLine, RefusedLine};
 pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;

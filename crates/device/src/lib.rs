@@ -58,7 +58,7 @@ pub use dialer::{
     Answer, Called, Carrier, Connected, Cut, Dialer, EndedFirst, Hold, Reply, ServiceCall,
 };
 pub use fabric::{
-    Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Change, CircuitFilter,
+    Arrival, ArrivalSink, Attachment, CaptureError, CaptureFilter, Change, Changed, CircuitFilter,
     CircuitProspect, CircuitSlice, FORMATS, Fabric, HybridConfig, LineConfig, LineProspect,
     LineSnapshot, NewLine, OpenLineError, ProgramCall, PublishedCall, PublishedTo, RefusedLine,
     SerialConfig, Survey, TakenOver,

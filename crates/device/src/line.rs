@@ -32,6 +32,8 @@ pub enum AgentSecret {
 #[derive(Debug)]
 pub(crate) struct LineIo {
     pub(crate) generation: u64,
+    /// Something of it is to be written down at the end of the turn.
+    pub(crate) is_noted: bool,
     /// The VM's name, with its domain if that is not the default.
     pub(crate) name: String,
     /// Where programs of the host connect. What they listen at for the guest's dials is at this path with `_PORT` behind it.
@@ -117,6 +119,7 @@ impl LineIo {
     pub(crate) fn new(generation: u64, name: String, host_path: PathBuf) -> LineIo {
         LineIo {
             generation,
+            is_noted: false,
             name,
             host_path,
             vhost_user: None,

@@ -162,12 +162,13 @@ impl Entry {
         Path::new(&directory).join(&self.name)
     }
 
-    /// Where a socket binds or is connected to, which is the path as long as no other user can change where it leads.
+    /// Where a socket binds or is connected to, which is the path as long as no other user can change where it leads, such as by a mount on a directory of its own.
     ///
     /// # Errors
     /// The path is too long for a socket.
     pub fn address(&self) -> io::Result<SocketAddrUnix> {
-        if self.directory.is_firm {
+        let directory = &self.directory;
+        if directory.is_firm && (directory.is_closed() || directory.is_sticky()) {
             return Ok(SocketAddrUnix::new(&self.path)?);
         }
         Ok(SocketAddrUnix::new(self.pinned_path())?)
@@ -339,12 +340,19 @@ impl Place {
     /// Whether no user but root and this process's could have put this entry here. In a directory like `/tmp` that is so of what is theirs, but for hard links to it.
     fn is_firm(&self, entry: &Stat) -> bool {
         let is_directory = FileType::from_raw_mode(entry.st_mode) == FileType::Directory;
-        let stays = self.stat.st_mode & Mode::SVTX.bits() != 0
-            && is_ours(entry)
-            && (is_directory || entry.st_nlink == 1);
+        let stays = self.is_sticky() && is_ours(entry) && (is_directory || entry.st_nlink == 1);
+        self.is_firm && (self.is_closed() || stays)
+    }
+
+    /// Whether no other user may write it.
+    fn is_closed(&self) -> bool {
         // In a file with an access control list, the group's bits are the upper bound of what the list grants.
-        let is_closed = self.stat.st_mode & (Mode::WGRP | Mode::WOTH).bits() == 0;
-        self.is_firm && is_ours(&self.stat) && (is_closed || stays)
+        is_ours(&self.stat) && self.stat.st_mode & (Mode::WGRP | Mode::WOTH).bits() == 0
+    }
+
+    /// Whether others may write it, and not change what is not theirs.
+    fn is_sticky(&self) -> bool {
+        is_ours(&self.stat) && self.stat.st_mode & Mode::SVTX.bits() != 0
     }
 }
 

@@ -252,11 +252,17 @@ impl FakeWorker {
         line.map(drop).ok_or_else(unknown)
     }
 
-    fn change(&self, change: LineChange, commit: Commit) -> Result<(), LineFault> {
+    fn change(&self, change: LineChange, commit: Commit) -> Result<Vec<LineFault>, LineFault> {
         let mut opened: Vec<String> = Vec::new();
+        let mut left_out = Vec::new();
         for spec in change.added {
             let vm = spec.full_name();
             if let Err(error) = self.add_line(spec) {
+                if change.leaves_out {
+                    let vm = Some(vm);
+                    left_out.push(LineFault { vm, error });
+                    continue;
+                }
                 for name in opened {
                     // It was opened a moment ago.
                     let _ = self.remove_line(&name);
@@ -281,7 +287,7 @@ impl FakeWorker {
         state.policy_changes += 1;
         drop(state);
         commit();
-        Ok(())
+        Ok(left_out)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -229,12 +229,12 @@ fn lock(networks: &Networks) -> MutexGuard<'_, BTreeMap<String, Network>> {
 }
 
 impl NetWorker for FakeNet {
-    fn prepare(&self, change: NetChange) -> Result<Commit, NetFault> {
-        change.clear_sockets(None)?;
+    fn prepare(&self, mut change: NetChange) -> Result<(Commit, Vec<NetFault>), NetFault> {
+        let left_out = change.clear_sockets(None);
         let networks = self.networks.clone();
         let prepared = Prepared { networks, change };
         prepared.open()?;
-        Ok(Box::new(move || prepared.commit()))
+        Ok((Box::new(move || prepared.commit()), left_out))
     }
 
     fn settle(&self) {}

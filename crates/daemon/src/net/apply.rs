@@ -16,20 +16,34 @@ type Result<T> = std::result::Result<T, device::net::NetError>;
 /// How long a guest may use an address before it asks again. It gets the same one each time; the renewals tell it of other changes.
 const LEASE: Duration = Duration::from_secs(12 * 3600);
 
-/// Adds what is new. When it fails, nothing of it remains.
+/// Adds what is new. Ports that cannot be opened are taken from the change, and returned. When something else cannot be, nothing of it remains.
 pub(super) fn open(
-    change: &NetChange,
+    change: &mut NetChange,
     fabric: &mut NetFabric,
-) -> std::result::Result<(), NetFault> {
+) -> std::result::Result<Vec<NetFault>, NetFault> {
     let mut opened = NetChange::default();
-    let result = open_all(change, fabric, &mut opened);
-    if result.is_err() {
+    if let Err(fault) = open_networks(change, fabric, &mut opened) {
         undo(&opened, fabric);
+        return Err(fault);
     }
-    result
+    let mut left_out = Vec::new();
+    change.added_ports.retain(|PlacedPort { network, port }| {
+        let config = NetPortConfig {
+            network: port.network.clone(),
+            vm: port.vm.clone(),
+            vhost_user: port.socket.clone(),
+            bridge: port.bridge_port(network),
+            queue_pairs: port.queue_pairs,
+            moderation: moderation(port.moderation),
+        };
+        let added = fabric.add_port(config).map_err(net_error);
+        let fault = added.map_err(|error| NetFault::of_port(port, error));
+        fault.map_err(|fault| left_out.push(fault)).is_ok()
+    });
+    Ok(left_out)
 }
 
-fn open_all(
+fn open_networks(
     change: &NetChange,
     fabric: &mut NetFabric,
     opened: &mut NetChange,
@@ -43,20 +57,6 @@ fn open_all(
     for spec in &change.added_uplinks {
         set_uplink(fabric, spec).map_err(|error| NetFault::of_network(spec, net_error(error)))?;
         opened.added_uplinks.push(spec.clone());
-    }
-    for placed in &change.added_ports {
-        let PlacedPort { network, port } = placed;
-        let config = NetPortConfig {
-            network: port.network.clone(),
-            vm: port.vm.clone(),
-            vhost_user: port.socket.clone(),
-            bridge: port.bridge_port(network),
-            queue_pairs: port.queue_pairs,
-            moderation: moderation(port.moderation),
-        };
-        let added = fabric.add_port(config);
-        added.map_err(|error| NetFault::of_port(port, net_error(error)))?;
-        opened.added_ports.push(placed.clone());
     }
     Ok(())
 }
@@ -101,7 +101,11 @@ pub(super) fn settle(change: NetChange, fabric: &mut NetFabric) {
 
 fn remove_ports<'a>(ports: impl IntoIterator<Item = &'a PortSpec>, fabric: &mut NetFabric) {
     for port in ports {
-        report(&port.network, fabric.remove_port(&port.network, &port.vm));
+        match fabric.remove_port(&port.network, &port.vm) {
+            // It was left out.
+            Err(device::net::NetError::NoPort { .. }) => {}
+            removed => report(&port.network, removed),
+        }
     }
 }
 

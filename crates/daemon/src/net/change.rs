@@ -50,6 +50,8 @@ pub struct PlacedPort {
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {error}")]
 pub struct NetFault {
+    /// The VM whose port it is, by full name, if it is one's.
+    pub vm: Option<String>,
     /// Which, in words.
     pub what: String,
     /// What stands in the way.
@@ -131,21 +133,22 @@ impl NetChange {
         *self == nothing
     }
 
-    /// Checks the directories of new ports' sockets, and removes stale ones.
-    ///
-    /// # Errors
-    /// [`NetFault`] with the port whose socket cannot be made.
-    pub fn clear_sockets(&self, keeper: Option<&Keeper>) -> Result<(), NetFault> {
-        for PlacedPort { port, .. } in &self.added_ports {
-            clear_socket(port, keeper).map_err(|error| NetFault::of_port(port, error))?;
-        }
-        Ok(())
+    /// Checks the directories of new ports' sockets, and removes stale ones. Leaves out the ports whose sockets cannot be made, and returns why.
+    pub fn clear_sockets(&mut self, keeper: Option<&Keeper>) -> Vec<NetFault> {
+        let mut faults = Vec::new();
+        self.added_ports.retain(|PlacedPort { port, .. }| {
+            let cleared = clear_socket(port, keeper);
+            let fault = cleared.map_err(|error| NetFault::of_port(port, error));
+            fault.map_err(|fault| faults.push(fault)).is_ok()
+        });
+        faults
     }
 }
 
 impl NetFault {
     pub(crate) fn of_network(spec: &NetworkSpec, error: NetError) -> NetFault {
         NetFault {
+            vm: None,
             what: format!("network {:?}", spec.full_name()),
             error,
         }
@@ -154,6 +157,7 @@ impl NetFault {
     /// What stands in the way of this port.
     pub fn of_port(port: &PortSpec, error: impl Into<NetError>) -> NetFault {
         NetFault {
+            vm: Some(port.vm.clone()),
             what: format!("VM {:?} in the network {:?}", port.vm, port.network),
             error: error.into(),
         }
@@ -162,6 +166,7 @@ impl NetFault {
     /// Nothing of the change can be done.
     pub(crate) fn of_all(error: NetError) -> NetFault {
         NetFault {
+            vm: None,
             what: "the networks".to_owned(),
             error,
         }

@@ -75,11 +75,11 @@ impl Running {
 }
 
 impl NetWorker for NetThread {
-    fn prepare(&self, change: NetChange) -> Result<Commit, NetFault> {
+    fn prepare(&self, mut change: NetChange) -> Result<(Commit, Vec<NetFault>), NetFault> {
         if change.is_empty() {
-            return Ok(Box::new(|| {}));
+            return Ok((Box::new(|| {}), Vec::new()));
         }
-        change.clear_sockets(self.keeper.as_deref())?;
+        let mut left_out = change.clear_sockets(self.keeper.as_deref());
         let mut running = sys::lock(&self.running);
         let running = match &mut *running {
             Some(running) => running,
@@ -91,7 +91,7 @@ impl NetWorker for NetThread {
         let (opened, is_open) = channel();
         let (commit, committed) = channel();
         running.orders.order(move |fabric| {
-            let result = apply::open(&change, fabric);
+            let result = apply::open(&mut change, fabric);
             let failed = result.is_err();
             // The asker waits for it.
             let _ = opened.send(result);
@@ -103,13 +103,13 @@ impl NetWorker for NetThread {
                 Err(_) => apply::undo(&change, fabric),
             }
         });
-        is_open
-            .recv()
-            .unwrap_or_else(|_| Err(NetFault::of_all(stopped())))?;
-        Ok(Box::new(move || {
+        let opened = is_open.recv();
+        left_out.extend(opened.unwrap_or_else(|_| Err(NetFault::of_all(stopped())))?);
+        let commit = Box::new(move || {
             // A thread that has ended passes no frames.
             let _ = commit.send(());
-        }))
+        });
+        Ok((commit, left_out))
     }
 
     fn settle(&self) {
@@ -350,12 +350,18 @@ mod tests {
         networks.map(|network| network.name).collect()
     }
 
+    fn commit(net: &NetThread, current: &Plan, next: &Plan) -> Commit {
+        let (commit, left_out) = net.prepare(NetChange::between(current, next)).unwrap();
+        assert!(left_out.is_empty(), "{left_out:?}");
+        commit
+    }
+
     #[test]
     fn networks_stand_still_until_a_change_is_committed() {
         let net = NetThread::new(Duration::ZERO, None, None);
         let (none, lan, dmz) = (plan(&[]), plan(&["lan"]), plan(&["dmz"]));
-        net.prepare(NetChange::between(&none, &lan)).unwrap()();
-        let commit = net.prepare(NetChange::between(&lan, &dmz)).unwrap();
+        commit(&net, &none, &lan)();
+        let commit = commit(&net, &lan, &dmz);
         // What waits for its turn has it only when all of the change is made.
         let (seen, wait) = channel();
         let running = sys::lock(&net.running);
@@ -372,11 +378,11 @@ mod tests {
     fn a_change_that_is_dropped_is_undone() {
         let net = NetThread::new(Duration::ZERO, None, None);
         let (none, lan, dmz) = (plan(&[]), plan(&["lan"]), plan(&["dmz"]));
-        net.prepare(NetChange::between(&none, &lan)).unwrap()();
-        drop(net.prepare(NetChange::between(&lan, &dmz)).unwrap());
+        commit(&net, &none, &lan)();
+        drop(commit(&net, &lan, &dmz));
         net.settle();
         assert_eq!(names(&net), ["lan"]);
-        net.prepare(NetChange::between(&lan, &dmz)).unwrap()();
+        commit(&net, &lan, &dmz)();
         net.settle();
         assert_eq!(names(&net), ["dmz"]);
     }
@@ -385,8 +391,8 @@ mod tests {
     fn nothing_to_change_holds_nothing_up() {
         let net = NetThread::new(Duration::ZERO, None, None);
         let lan = plan(&["lan"]);
-        net.prepare(NetChange::between(&plan(&[]), &lan)).unwrap()();
-        let commit = net.prepare(NetChange::between(&lan, &lan)).unwrap();
+        commit(&net, &plan(&[]), &lan)();
+        let commit = commit(&net, &lan, &lan);
         assert_eq!(names(&net), ["lan"]);
         commit();
     }

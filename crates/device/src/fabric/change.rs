@@ -16,6 +16,8 @@ use crate::dialer::Carrier;
 pub struct Change {
     /// Lines to open.
     pub added: Vec<NewLine>,
+    /// Whether a line that cannot be opened is left out. Otherwise nothing is changed then.
+    pub leaves_out: bool,
     /// Lines to close, by the full names of their VMs.
     pub removed: Vec<String>,
     /// All services that guests can call from now on.
@@ -56,26 +58,41 @@ impl NewLine {
 /// The line that cannot be opened, by the full name of its VM, and why.
 pub type RefusedLine = (String, OpenLineError);
 
+/// What became of a change.
+#[derive(Debug, Default)]
+pub struct Changed {
+    /// Circuits that were cut short because they would not be set up any more.
+    pub ended: usize,
+    /// Lines that were left out.
+    pub left_out: Vec<RefusedLine>,
+}
+
 impl Fabric {
-    /// Makes a change, all of it at once. Returns how many circuits were cut short because they would not be set up any more.
+    /// Makes a change, all of it at once.
     ///
     /// # Errors
-    /// When a line cannot be opened. Nothing has changed then.
-    pub fn change(&mut self, change: Change) -> Result<usize, RefusedLine> {
+    /// When a line cannot be opened that is not to be left out. Nothing has changed then, but that VMs whose connections the daemon before has left have
+    /// lost them.
+    pub fn change(&mut self, change: Change) -> Result<Changed, RefusedLine> {
         // What has been judged is carried out before anything changes.
         self.carry_out();
-        self.open_lines(change.added)?;
+        let left_out = self.open_lines(change.added, change.leaves_out)?;
         // While nothing is judged yet by the new rules, in which these VMs do not exist.
         self.strike_lines(&change.removed);
         self.set_aliases(change.aliases);
         self.set_services(change.services);
         let ended = self.set_policy(change.policy, change.groups, change.enforce_existing);
         (change.commit)();
-        Ok(ended)
+        Ok(Changed { ended, left_out })
     }
 
-    fn open_lines(&mut self, added: Vec<NewLine>) -> Result<(), RefusedLine> {
-        let mut opened = Vec::new();
+    /// Returns which lines were left out.
+    fn open_lines(
+        &mut self,
+        added: Vec<NewLine>,
+        leaves_out: bool,
+    ) -> Result<Vec<RefusedLine>, RefusedLine> {
+        let (mut opened, mut left_out) = (Vec::new(), Vec::new());
         for line in added {
             let name = line.full_name();
             let result = match line {
@@ -83,13 +100,16 @@ impl Fabric {
                 NewLine::Hybrid(config) => self.open_hybrid_line(&config),
                 NewLine::Serial(config, carrier) => self.open_serial_line(&config, carrier),
             };
-            if let Err(error) = result {
-                self.strike_lines(&opened);
-                return Err((name, error));
+            match result {
+                Ok(()) => opened.push(name),
+                Err(error) if leaves_out => left_out.push((name, error)),
+                Err(error) => {
+                    self.strike_lines(&opened);
+                    return Err((name, error));
+                }
             }
-            opened.push(name);
         }
-        Ok(())
+        Ok(left_out)
     }
 
     /// Closes the line of this VM, by its full name, cutting its circuits short. Returns whether there was one.

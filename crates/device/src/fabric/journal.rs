@@ -327,25 +327,32 @@ impl Fabric {
 
     /// Something of a line is to be written down at the end of this turn.
     pub(super) fn note_line(&mut self, id: LineId) {
-        if self.handover.has_journal() {
+        if !self.handover.has_journal() {
+            return;
+        }
+        let known = self.line(id);
+        let was_noted = known.is_some_and(|line| std::mem::replace(&mut line.is_noted, true));
+        if !was_noted {
             self.handover.changed.push(id);
         }
     }
 
     /// Writes down what has changed. Called before anything is published.
     pub(super) fn commit(&mut self) {
+        for index in 0..self.touched.len() {
+            self.note_line(self.touched[index].0);
+        }
         let Some(mut journal) = self.handover.journal.take() else {
             return;
         };
         let mut changed = std::mem::take(&mut self.handover.changed);
-        changed.extend(self.touched.iter().map(|(line, _)| *line));
-        changed.sort_unstable();
-        changed.dedup();
         let mut room = [0; MAX_RECORD_BYTES];
         for id in changed.drain(..) {
-            let line = self.line(id).into_iter();
-            for ring in line.flat_map(|line| line.rings.iter_mut().flatten()) {
-                ring.queue.mark_out(ring.held.len() as u16);
+            if let Some(line) = self.line(id) {
+                line.is_noted = false;
+                for ring in line.rings.iter_mut().flatten() {
+                    ring.queue.mark_out(ring.held.len() as u16);
+                }
             }
             let record = self.line_record(id, &mut room);
             journal.write(line_index(id), record.unwrap_or_default());

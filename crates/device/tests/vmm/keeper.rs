@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use device::{Fabric, LineConfig};
+use device::{Fabric, LineConfig, NewLine};
 use keeper::{Holder, Keeper, KeeperError};
 use wire::vsock::Operation;
 
@@ -484,4 +484,38 @@ fn a_socket_that_was_kept_otherwise_is_made_anew() {
         let _another = Guest::connect(&host.socket());
         runs(&mut second);
     }
+}
+
+/// It costs itself: a VMM that waits for the next daemon is not hung up on for another VM's sake.
+#[test]
+fn a_line_that_cannot_be_opened_is_left_out_and_the_others_go_on() {
+    let host = Host::new();
+    let mut first = host.fabric();
+    let guest = Guest::connect(&host.socket());
+    runs(&mut first.0);
+    end(first, &[&guest]);
+    let (mut fabric, keeper) = (fabric(), host.attach());
+    fabric.set_keeper(keeper.clone()).unwrap();
+    let poor = config_of(host.path(), "poor", 4);
+    fs::write(&poor.vhost_user, "no socket").unwrap();
+    let changed = fabric.change(device::Change {
+        added: vec![NewLine::Rings(host.config()), NewLine::Rings(poor)],
+        leaves_out: true,
+        removed: Vec::new(),
+        services: Vec::new(),
+        policy: Arc::default(),
+        groups: Vec::new(),
+        aliases: Vec::new(),
+        enforce_existing: false,
+        commit: Box::new(|| ()),
+    });
+    let left_out = changed.unwrap().left_out;
+    assert_eq!(left_out.len(), 1);
+    assert_eq!(left_out[0].0, "poor");
+    keeper.run();
+    runs(&mut fabric);
+    end((fabric, keeper), &[&guest]);
+    guest.vmm.set_nonblocking(true).unwrap();
+    let said = (&guest.vmm).read(&mut [0; 64]);
+    assert_eq!(said.unwrap_err().kind(), ErrorKind::WouldBlock);
 }

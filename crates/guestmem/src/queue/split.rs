@@ -339,6 +339,10 @@ impl Split {
         let Some(ledger) = &mut self.ledger else {
             return;
         };
+        // Most often all others have been given back.
+        if self.in_flight.unmarked == u32::from(self.unmarked) {
+            return;
+        }
         let next = self.next_available.get();
         for back in (self.unmarked + 1..=unmarked).rev() {
             let index = usize::from(next.wrapping_sub(back) & (self.setup.size - 1));
@@ -590,6 +594,8 @@ struct InFlight {
     out: Box<[Out]>,
     taken: Box<[u16]>,
     count: u32,
+    /// So many of them have no mark.
+    unmarked: u32,
 }
 
 /// Whether a chain is out.
@@ -608,6 +614,7 @@ impl InFlight {
             out: vec![Out::Not; usize::from(size)].into(),
             taken: vec![0; usize::from(size)].into(),
             count: 0,
+            unmarked: 0,
         }
     }
 
@@ -623,6 +630,7 @@ impl InFlight {
         self.out[usize::from(head)] = out;
         self.taken[slot] = head;
         self.count += 1;
+        self.unmarked += u32::from(out == Out::Unmarked);
     }
 
     /// How it was out.
@@ -633,6 +641,7 @@ impl InFlight {
         };
         let was = std::mem::replace(out, Out::Not);
         self.count -= u32::from(was != Out::Not);
+        self.unmarked -= u32::from(was == Out::Unmarked);
         was
     }
 
@@ -646,6 +655,7 @@ impl InFlight {
         let out = &mut self.out[usize::from(head)];
         (*out == Out::Unmarked).then(|| {
             *out = Out::Marked;
+            self.unmarked -= 1;
             head
         })
     }
