@@ -61,6 +61,7 @@ use self::capture::Captures;
 pub use self::capture::{CaptureError, CaptureFilter};
 pub use self::change::{Change, Changed, NewLine, RefusedLine};
 pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
+use self::dial::Dialled;
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
 use self::journal::Handover;
@@ -170,6 +171,9 @@ pub struct Fabric {
     /// Where the dialer's answers come in, and the way in for those who answer.
     dialled: Receiver<(CircuitId, Answer)>,
     dialled_by: Sender<(CircuitId, Answer)>,
+    /// Likewise of those who look for listeners on [other threads](crate::aside).
+    aside: Sender<Dialled>,
+    dialled_aside: Receiver<Dialled>,
     /// Circuits that may have something to pass without a guest's ring having its turn.
     passing: Turns<LineId, CircuitId>,
     decisions: Option<DecisionSink>,
@@ -219,6 +223,7 @@ impl Fabric {
         let reactor = Reactor::new()?;
         let (sender, messages) = channel();
         let (dialled_by, dialled) = channel();
+        let (aside, dialled_aside) = channel();
         let mailbox = Mailbox {
             messages: sender,
             waker: reactor.waker(),
@@ -248,6 +253,8 @@ impl Fabric {
             listening: HashMap::new(),
             dialled,
             dialled_by,
+            aside,
+            dialled_aside,
             passing: Turns::default(),
             decisions: None,
             observer: None,
@@ -441,6 +448,7 @@ impl Fabric {
             Token::Wake => {
                 self.take_messages();
                 self.take_dialled();
+                self.take_aside();
             }
             Token::Ring { line, index } if usize::from(index) == TX => self.schedule_drain(line),
             Token::Ring { line, index } if usize::from(index) == EVENT => self.send_events(line),

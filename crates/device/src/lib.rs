@@ -20,6 +20,7 @@
 //! From the host to a guest, one `recvmsg` fills as many of the guest's buffers as are posted, and the headers are
 //! written afterwards.
 
+mod aside;
 mod caller;
 mod capture;
 mod circuit;

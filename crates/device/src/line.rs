@@ -1,13 +1,16 @@
 //! The device's part of a line: sockets, rings, and what is remembered while a VM is paused.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 
 use guestmem::queue::{Positions, Queue};
 use policy::Time;
+use sys::links::{Entry, Fuse};
 use vsock::CircuitId;
 use wire::agent::Secret;
 
+use crate::aside::Aside;
 use crate::dialer::Carrier;
 use crate::fault::LastFault;
 use crate::frontend::{Frontend, Message};
@@ -42,6 +45,10 @@ pub(crate) struct LineIo {
     pub(crate) vhost_user: Option<PathBuf>,
     /// The socket of a hybrid line's VMM. Where it calls, is at this path with `_PORT` behind it.
     pub(crate) vmm: Option<PathBuf>,
+    /// Whether others can make it slow to look for the listeners at its paths.
+    pub(crate) is_host_path_aside: bool,
+    /// The thread that does so, once there is something to look for.
+    pub(crate) aside: Option<Aside>,
     pub(crate) agent_secret: AgentSecret,
     /// For programs that dial the guest: with stream sockets, and with sockets of messages if the path allows.
     pub(crate) listeners: Vec<Listener>,
@@ -117,9 +124,12 @@ impl LineIo {
     }
 
     pub(crate) fn new(generation: u64, name: String, host_path: PathBuf) -> LineIo {
+        let entry = Entry::at(&host_path, Fuse::Refused);
         LineIo {
             generation,
             is_noted: false,
+            is_host_path_aside: !entry.is_ok_and(|entry| entry.is_ours()),
+            aside: None,
             name,
             host_path,
             vhost_user: None,
@@ -153,6 +163,18 @@ impl LineIo {
             unarmed: false,
             vain_looks: 0,
         }
+    }
+
+    /// The thread for paths that others can make slow.
+    ///
+    /// # Errors
+    /// When there is none to be had.
+    pub(crate) fn aside_thread(&mut self) -> io::Result<&Aside> {
+        let aside = match self.aside.take() {
+            Some(aside) => aside,
+            None => Aside::start(&self.name)?,
+        };
+        Ok(self.aside.insert(aside))
     }
 
     /// What the log says of a VMM that has connected to the socket of programs.

@@ -174,6 +174,11 @@ impl Entry {
         Ok(SocketAddrUnix::new(self.pinned_path())?)
     }
 
+    /// Whether root and this process's user alone can change what is in its directory, and where the path leads.
+    pub fn is_ours(&self) -> bool {
+        self.directory.is_firm && self.directory.is_closed()
+    }
+
     /// The path by which it is in its directory, as it was found.
     pub fn path(&self) -> &Path {
         &self.path

@@ -1,5 +1,6 @@
 //! Programs and services of the host that guests call.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use policy::{Address, LineId};
@@ -8,11 +9,12 @@ use wire::vsock::SocketType;
 
 use super::Fabric;
 use super::host::SOCKET_EVENTS;
-use super::redial::Redial;
+use super::redial::{Place, Redial};
 use crate::caller::reset_on_close;
 use crate::connect::{Dial, dial};
 use crate::dialer::{Called, Connected, Reply, ServiceCall, mark};
 use crate::host_socket::HostSocket;
+use crate::line::LineIo;
 use crate::reactor::Token;
 use crate::slow::Party;
 use crate::socket::port_path;
@@ -26,6 +28,24 @@ const REDIALS_PER_TURN: usize = 64;
 
 /// Answers of those who put calls through that are taken in one turn, before everything else has its turn.
 const ANSWERS_PER_TURN: usize = 64;
+
+/// What became of a dial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attempt {
+    /// It is over, one way or the other.
+    Settled,
+    /// There was no room.
+    Busy,
+    /// Another thread looks for the listener.
+    Asked,
+}
+
+/// What another thread has found.
+pub(super) struct Dialled {
+    place: Place,
+    circuit: CircuitId,
+    dialled: Dial,
+}
 
 impl Fabric {
     pub(super) fn dial_host(&mut self, call: HostCall) {
@@ -60,8 +80,17 @@ impl Fabric {
             vmm,
             give_up_at: self.now + DIAL_PATIENCE,
         };
-        if self.redials.is_waited_for(redial.place()) || !self.attempt(redial) {
-            self.redials.push(self.now, redial);
+        let circuit = call.circuit;
+        if self.redials.is_waited_for(redial.place()) {
+            return self.redials.push(self.now, redial);
+        }
+        match self.attempt(redial) {
+            Attempt::Settled => {}
+            Attempt::Busy => self.redials.push(self.now, redial),
+            Attempt::Asked => {
+                self.redials.push(self.now, redial);
+                self.redials.ask(redial.place(), circuit);
+            }
         }
     }
 
@@ -201,8 +230,8 @@ impl Fabric {
         self.mailbox.waker.wake();
     }
 
-    /// Dials a listener. Returns whether that is settled: it is not when there was no room.
-    fn attempt(&mut self, redial: Redial) -> bool {
+    /// Dials a listener.
+    fn attempt(&mut self, redial: Redial) -> Attempt {
         let call = redial.call;
         let circuit = call.circuit;
         let party = self.party_of_listener(call.line, (!redial.vmm).then_some(call.port));
@@ -211,48 +240,110 @@ impl Fabric {
                 circuit,
                 result: Err(Reason::SlowPeer),
             });
-            return true;
+            return Attempt::Settled;
         }
         let Some(line) = self.line(call.line) else {
-            return true;
+            return Attempt::Settled;
         };
         let path = match redial.vmm {
             true => line.vmm.clone().unwrap_or_default(),
             false => port_path(&line.host_path, call.port),
         };
         let vm = line.name.clone();
+        let is_aside = redial.vmm || line.is_host_path_aside;
         if let Some(circuit) = self.circuit(circuit) {
             circuit.callee = party;
         }
-        let dialled = match self.closer.is_full(party) {
-            true => Dial::Busy,
-            false => self
+        if self.closer.is_full(party) {
+            return self.settle(redial, Dial::Busy);
+        }
+        if !is_aside {
+            let dialled = self
                 .slow
-                .timed(party, Some(circuit), || dial(&path, call.socket_type, &vm)),
+                .timed(party, Some(circuit), || dial(&path, call.socket_type, &vm));
+            return self.settle(redial, dialled);
+        }
+        let awaited = self
+            .circuit(circuit)
+            .map(|circuit| Arc::downgrade(circuit.life()));
+        let (answers, waker) = (self.aside.clone(), self.reactor.waker());
+        let place = redial.place();
+        let job = move || {
+            // Who has given up meanwhile needs no socket.
+            let is_awaited = awaited.is_some_and(|awaited| awaited.strong_count() > 0);
+            let dialled = match is_awaited {
+                true => dial(&path, call.socket_type, &vm),
+                false => Dial::Busy,
+            };
+            // The fabric may have ended.
+            let _ = answers.send(Dialled {
+                place,
+                circuit,
+                dialled,
+            });
+            waker.wake();
         };
+        match self.line(call.line).map(LineIo::aside_thread) {
+            Some(Ok(aside)) => aside.push(job),
+            _ => return self.settle(redial, Dial::Failed(Reason::HostFailed)),
+        }
+        Attempt::Asked
+    }
+
+    /// Takes what other threads have found at paths that others can make slow.
+    pub(super) fn take_aside(&mut self) {
+        for _ in 0..ANSWERS_PER_TURN {
+            let Ok(Dialled {
+                place,
+                circuit,
+                dialled,
+            }) = self.dialled_aside.try_recv()
+            else {
+                return;
+            };
+            match (self.redials.answered(self.now, place, circuit), dialled) {
+                (Some(redial), dialled) => {
+                    let attempt = self.settle(redial, dialled);
+                    self.move_on(redial, attempt);
+                }
+                (None, Dial::Reached(socket)) => {
+                    let party = self.party_of_listener(place.0, place.1);
+                    self.close_socket(socket, party, None);
+                }
+                (None, Dial::Busy | Dial::Failed(_)) => {}
+            }
+        }
+        // There may be more, for the next turn.
+        self.mailbox.waker.wake();
+    }
+
+    /// Does what follows from an attempt. It is not settled when there was no room.
+    fn settle(&mut self, redial: Redial, dialled: Dial) -> Attempt {
+        let call = redial.call;
+        let circuit = call.circuit;
         let reason = match dialled {
             Dial::Reached(socket) if redial.vmm => {
                 self.ask_vmm(circuit, socket, call.port);
-                return true;
+                return Attempt::Settled;
             }
             Dial::Reached(socket) => {
                 self.host_reached(circuit, Connected::new(socket, None));
-                return true;
+                return Attempt::Settled;
             }
             Dial::Failed(Reason::NoListener) if redial.vmm => Reason::NotRunning,
             Dial::Failed(Reason::NoListener) if self.is_listening(call.line, call.port) => {
                 self.dial_service(call, Called::Listener);
-                return true;
+                return Attempt::Settled;
             }
             Dial::Failed(reason) => reason,
-            Dial::Busy if self.now < redial.give_up_at => return false,
+            Dial::Busy if self.now < redial.give_up_at => return Attempt::Busy,
             Dial::Busy => Reason::BacklogFull,
         };
         self.tell(Event::HostDialed {
             circuit,
             result: Err(reason),
         });
-        true
+        Attempt::Settled
     }
 
     pub(super) fn redial(&mut self) {
@@ -261,14 +352,37 @@ impl Fabric {
             let Some(redial) = self.redials.due(now) else {
                 return;
             };
-            if !self.attempt(redial) {
-                self.redials.postpone(now, redial.place());
-                continue;
+            let attempt = match self.redials.is_asked(redial.place()) {
+                true => self.settle(redial, self.not_found_in_time(redial)),
+                false => self.attempt(redial),
+            };
+            self.move_on(redial, attempt);
+        }
+    }
+
+    fn not_found_in_time(&self, redial: Redial) -> Dial {
+        let line = self.lines.get(redial.call.line.0 as usize);
+        let vm = line.and_then(Option::as_ref).map(|line| &line.name);
+        let patience = DIAL_PATIENCE.as_millis();
+        tracing::warn!(
+            vm,
+            port = redial.call.port,
+            "no listener was found within {patience} ms: its directory is busy"
+        );
+        Dial::Failed(Reason::HostFailed)
+    }
+
+    fn move_on(&mut self, redial: Redial, attempt: Attempt) {
+        let (place, circuit) = (redial.place(), redial.call.circuit);
+        match attempt {
+            Attempt::Busy => self.redials.postpone(self.now, place),
+            Attempt::Asked => self.redials.ask(place, circuit),
+            Attempt::Settled => {
+                if self.now < redial.give_up_at {
+                    self.redials.found_room(place);
+                }
+                self.redials.remove(circuit);
             }
-            if now < redial.give_up_at {
-                self.redials.found_room(redial.place());
-            }
-            self.redials.remove(redial.call.circuit);
         }
     }
 

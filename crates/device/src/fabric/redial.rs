@@ -1,4 +1,5 @@
-//! Dials that found a listener's backlog full. Those to one listener wait in a row, of which the first alone is tried again.
+//! Dials that found a listener's backlog full, or whose listener is looked for on [another thread](crate::aside). Those to one listener wait in a row, of which
+//! the first alone is tried.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -31,8 +32,11 @@ impl Redial {
 #[derive(Debug)]
 struct Row {
     waiting: BTreeMap<u64, Redial>,
+    /// When the first is tried, or given up while another thread looks for the listener.
     next_at: Time,
     wait: Duration,
+    /// For whom another thread looks for the listener. It may have given up.
+    asked: Option<CircuitId>,
 }
 
 /// All that wait.
@@ -60,6 +64,7 @@ impl Redials {
                 waiting: BTreeMap::new(),
                 next_at,
                 wait: REDIAL_FIRST,
+                asked: None,
             }
         });
         let number = self.next_number;
@@ -83,13 +88,40 @@ impl Redials {
 
     /// There was no room. Those who wait for this listener are tried later, less and less often.
     pub(super) fn postpone(&mut self, now: Time, place: Place) {
-        let Some(row) = self.rows.get_mut(&place) else {
-            return;
-        };
-        self.due.remove(&(row.next_at, place));
-        row.wait = (row.wait * 2).min(REDIAL_MOST);
-        row.next_at = now + row.wait;
-        self.due.insert((row.next_at, place));
+        if let Some(row) = self.rows.get_mut(&place) {
+            row.wait = (row.wait * 2).min(REDIAL_MOST);
+            let next_at = now + row.wait;
+            row.put_off(&mut self.due, place, next_at);
+        }
+    }
+
+    /// Another thread looks for this listener for the sake of this circuit, which waits first in its row.
+    pub(super) fn ask(&mut self, place: Place, circuit: CircuitId) {
+        if let Some(row) = self.rows.get_mut(&place) {
+            row.asked = Some(circuit);
+            row.await_answer(&mut self.due, place);
+        }
+    }
+
+    /// Whether another thread looks for this listener.
+    pub(super) fn is_asked(&self, place: Place) -> bool {
+        self.rows.get(&place).is_some_and(|row| row.asked.is_some())
+    }
+
+    /// The other thread has looked for the listener for this circuit, which is returned if it waits still.
+    pub(super) fn answered(
+        &mut self,
+        now: Time,
+        place: Place,
+        circuit: CircuitId,
+    ) -> Option<Redial> {
+        let row = self.rows.get_mut(&place)?;
+        if row.asked == Some(circuit) {
+            row.asked = None;
+            row.put_off(&mut self.due, place, now);
+        }
+        let (_, number) = self.of_circuits.get(&circuit)?;
+        row.waiting.get(number).copied()
     }
 
     /// There was room: the listener accepts, so that it is looked at as often as at first.
@@ -111,6 +143,8 @@ impl Redials {
         if row.waiting.is_empty() {
             self.due.remove(&(row.next_at, place));
             self.rows.remove(&place);
+        } else if row.asked.is_some() {
+            row.await_answer(&mut self.due, place);
         }
     }
 
@@ -119,6 +153,21 @@ impl Redials {
         self.rows.retain(|place, _| place.0 != line);
         self.due.retain(|(_, place)| place.0 != line);
         self.of_circuits.retain(|_, (place, _)| place.0 != line);
+    }
+}
+
+impl Row {
+    fn put_off(&mut self, due: &mut BTreeSet<(Time, Place)>, place: Place, until: Time) {
+        due.remove(&(self.next_at, place));
+        self.next_at = until;
+        due.insert((until, place));
+    }
+
+    /// Until there is an answer, the row moves by those who give up.
+    fn await_answer(&mut self, due: &mut BTreeSet<(Time, Place)>, place: Place) {
+        let first = self.waiting.values().next();
+        let until = first.map_or(self.next_at, |first| first.give_up_at);
+        self.put_off(due, place, until);
     }
 }
 
