@@ -441,3 +441,6 @@ impl Fabric {
         });
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -244,4 +244,40 @@ mod tests {
         assert_eq!((due(&redials, 6), redials.next_at()), (None, None));
         assert!(redials.of_circuits.is_empty());
     }
+
+    #[test]
+    fn while_a_listener_is_looked_for_those_who_wait_give_up_in_their_order() {
+        let mut redials = Redials::default();
+        let place = redial(0, 80, 0).place();
+        for circuit in 0..3 {
+            let give_up_at = Duration::from_millis(100 + u64::from(circuit));
+            redials.push(
+                Time::ZERO,
+                Redial {
+                    give_up_at,
+                    ..redial(0, 80, circuit)
+                },
+            );
+        }
+        let circuit = |index| redial(0, 80, index).call.circuit;
+        redials.ask(place, circuit(0));
+        assert_eq!(due(&redials, 99), None);
+        assert_eq!(due(&redials, 100), Some(0));
+        assert!(redials.is_asked(place));
+        redials.remove(circuit(0));
+        assert_eq!((due(&redials, 100), due(&redials, 101)), (None, Some(1)));
+        // Found for one who has given up: the next is tried.
+        let now = Duration::from_millis(50);
+        assert!(redials.answered(now, place, circuit(0)).is_none());
+        assert!(!redials.is_asked(place));
+        assert_eq!(due(&redials, 50), Some(1));
+        redials.ask(place, circuit(1));
+        // An answer to another question of before.
+        assert!(redials.answered(now, place, circuit(0)).is_none());
+        assert!(redials.is_asked(place));
+        assert!(redials.answered(now, place, circuit(1)).is_some());
+        redials.remove(circuit(1));
+        redials.remove(circuit(2));
+        assert_eq!(redials.next_at(), None);
+    }
 }
