@@ -204,6 +204,11 @@ fn a_guest_whose_vmm_has_another_device_at_a_socket_is_not_waited_for() {
             "waiting does not help: end its VMM",
         ],
     );
+    // It has left.
+    daemon.worker().set_state("web", false, false);
+    let listed = run_with(directory, &["vm", "ls"]).out;
+    assert!(listed.contains("waiting"), "{listed}");
+    assert!(!listed.contains("attached"), "{listed}");
     daemon.net().set_fault("lan", "db", device::NO_CARD);
     expect_exec(
         "db",

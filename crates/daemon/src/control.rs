@@ -311,7 +311,9 @@ impl Control {
             // The link keeps what is open for a minute. There is no guest meanwhile.
             (Some(line), _) if spec.serial().is_some() && !line.attached => VmState::Waiting,
             // It is the driver of another device.
-            (Some(line), _) if line.last_fault.as_deref() == Some(NO_VSOCK_DEVICE) => {
+            (Some(line), _)
+                if line.attached && line.last_fault.as_deref() == Some(NO_VSOCK_DEVICE) =>
+            {
                 VmState::Attached
             }
             (Some(line), _) if line.driver_ready => VmState::Booted,
