@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use config::{LineSpec, VmmSocket};
 use device::{
-    AgentSecret, Arrival, CaptureError, CaptureFilter, CaptureOptions, Change, Changed,
+    AgentSecret, Arrival, Bound, CaptureError, CaptureFilter, CaptureOptions, Change, Changed,
     CircuitFilter, CircuitSnapshot, DecisionSink, Dialer, Fabric, HybridConfig, LineConfig,
     LineSnapshot, NewLine, Observer, OpenLineError, ProgramCall, PublishedCall, RefusedLine,
     SerialConfig, TakenOver,
@@ -50,6 +50,9 @@ pub struct Wiring {
     pub keeper: Option<Arc<Keeper>>,
 }
 
+/// How long a change waits for sockets at paths that others can make slow.
+pub(crate) const SOCKETS_PATIENCE: Duration = Duration::from_secs(2);
+
 /// A running worker.
 pub struct Worker {
     orders: Orders<Fabric>,
@@ -60,7 +63,8 @@ pub struct Worker {
     unreachable: Unreachable,
     channels: Mutex<VmsChannels>,
     state_dir: PathBuf,
-    has_keeper: bool,
+    host_group: Option<u32>,
+    keeper: Option<Arc<Keeper>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -102,9 +106,8 @@ impl Worker {
         let mut fabric = Fabric::new(Limits::default(), wire::agent::PORT, sink)?;
         fabric.set_spin(spin);
         fabric.set_host_group(host_group);
-        let has_keeper = keeper.is_some();
-        if let Some(keeper) = keeper {
-            fabric.set_keeper(keeper)?;
+        if let Some(keeper) = &keeper {
+            fabric.set_keeper(keeper.clone())?;
         }
         fabric.set_own_user(Some(rustix::process::geteuid().as_raw()));
         fabric.set_dialer(dialer);
@@ -119,7 +122,8 @@ impl Worker {
             unreachable,
             channels: Mutex::default(),
             state_dir,
-            has_keeper,
+            host_group,
+            keeper,
             thread: Mutex::new(Some(thread)),
         }))
     }
@@ -198,7 +202,7 @@ impl Worker {
     fn change_lines(
         &self,
         change: LineChange,
-        added: Vec<NewLine>,
+        (added, bound): (Vec<NewLine>, Bound),
         commit: Commit,
     ) -> Result<Changed, LineFault> {
         let PolicyChange {
@@ -209,6 +213,7 @@ impl Worker {
         } = change.policy;
         let change = Change {
             added,
+            bound,
             leaves_out: change.leaves_out,
             removed: change.removed,
             services: change.services,
@@ -231,12 +236,16 @@ impl Worker {
     fn change(
         &self,
         change: LineChange,
-        added: Vec<NewLine>,
+        added: (Vec<NewLine>, Bound),
         beside: Vec<(String, Option<SerialLine>, Option<VmChannels>)>,
         commit: Commit,
     ) -> Result<Vec<LineFault>, LineFault> {
         let removed = change.removed.clone();
-        let Changed { ended, left_out } = self.change_lines(change, added, commit)?;
+        let leaves_out = change.leaves_out;
+        let Changed {
+            ended,
+            mut left_out,
+        } = self.change_lines(change, added, commit)?;
         if ended > 0 {
             tracing::info!(circuits = ended, "ended what is not allowed any more");
         }
@@ -257,6 +266,13 @@ impl Worker {
             drop(line);
             sys::lock(&self.channels).by_vm.remove(&name);
         }
+        if let Some(done) = self.orders.ask(Fabric::all_done) {
+            // Who holds a directory of its own up has no sockets there for longer.
+            let _ = done.recv_timeout(SOCKETS_PATIENCE);
+        }
+        if leaves_out {
+            left_out.extend(self.orders.ask(Fabric::refused_ports).unwrap_or_default());
+        }
         Ok(left_out.into_iter().map(line_fault).collect())
     }
 }
@@ -264,10 +280,16 @@ impl Worker {
 impl LineWorker for Worker {
     fn prepare(&self, mut change: LineChange) -> Result<PreparedLines<'_>, LineFault> {
         let (mut added, mut beside) = (Vec::new(), Vec::new());
+        let mut bound = Bound::new(self.host_group, self.keeper.clone());
         let mut left_out = Vec::new();
         for spec in std::mem::take(&mut change.added) {
             let vm = spec.full_name();
-            match self.prepare_line(spec) {
+            let prepared = self.prepare_line(spec).and_then(|prepared| {
+                let made = bound.add_line(&prepared.0);
+                made.map_err(|error| line_error(&vm, error))?;
+                Ok(prepared)
+            });
+            match prepared {
                 Ok((line, serial, channels)) => {
                     added.push(line);
                     beside.push((vm, serial, channels));
@@ -283,7 +305,7 @@ impl LineWorker for Worker {
             }
         }
         Ok(Box::new(move |commit| {
-            left_out.extend(self.change(change, added, beside, commit)?);
+            left_out.extend(self.change(change, (added, bound), beside, commit)?);
             Ok(left_out)
         }))
     }
@@ -365,7 +387,7 @@ impl LineWorker for Worker {
         loop {
             match self.orders.ask(|fabric| fabric.taken_over()) {
                 Some(Some(taken_over)) => return taken_over,
-                Some(None) if self.has_keeper && self.next_turn() => {}
+                Some(None) if self.keeper.is_some() && self.next_turn() => {}
                 _ => return TakenOver::default(),
             }
         }

@@ -41,6 +41,8 @@ use thiserror::Error;
 use vsock::{Action, AddLineError, CircuitId, Event, Limits, LineReport, Side, Switch};
 
 use crate::Waker;
+use crate::aside::{REMOVAL_PATIENCE, UnderWay};
+use crate::bound::Bound;
 use crate::caller::Caller;
 use crate::circuit::CircuitIo;
 use crate::closer::Closer;
@@ -64,6 +66,7 @@ pub use self::circuits::{CircuitFilter, CircuitSlice, Survey};
 use self::dial::Dialled;
 pub use self::host::{ProgramCall, PublishedCall, PublishedTo};
 pub use self::hybrid::HybridConfig;
+use self::hybrid::Listened;
 use self::journal::Handover;
 pub use self::journal::{FORMATS, TakenOver};
 pub use self::prospect::{CircuitProspect, LineProspect};
@@ -174,6 +177,11 @@ pub struct Fabric {
     /// Likewise of those who look for listeners on [other threads](crate::aside).
     aside: Sender<Dialled>,
     dialled_aside: Receiver<Dialled>,
+    listened_by: Sender<Listened>,
+    listened: Receiver<Listened>,
+    under_way: UnderWay,
+    /// Sockets that have been made for what is opened.
+    bound: Bound,
     /// Circuits that may have something to pass without a guest's ring having its turn.
     passing: Turns<LineId, CircuitId>,
     decisions: Option<DecisionSink>,
@@ -224,6 +232,7 @@ impl Fabric {
         let (sender, messages) = channel();
         let (dialled_by, dialled) = channel();
         let (aside, dialled_aside) = channel();
+        let (listened_by, listened) = channel();
         let mailbox = Mailbox {
             messages: sender,
             waker: reactor.waker(),
@@ -255,6 +264,10 @@ impl Fabric {
             dialled_by,
             aside,
             dialled_aside,
+            listened_by,
+            listened,
+            under_way: UnderWay::new(),
+            bound: Bound::default(),
             passing: Turns::default(),
             decisions: None,
             observer: None,
@@ -316,6 +329,8 @@ impl Fabric {
         }
         self.cut_all();
         self.captures.end();
+        // Else they would be there when the process has ended.
+        let _ = self.all_done().recv_timeout(REMOVAL_PATIENCE);
         self.stopped = true;
     }
 
@@ -449,6 +464,7 @@ impl Fabric {
                 self.take_messages();
                 self.take_dialled();
                 self.take_aside();
+                self.take_listened();
             }
             Token::Ring { line, index } if usize::from(index) == TX => self.schedule_drain(line),
             Token::Ring { line, index } if usize::from(index) == EVENT => self.send_events(line),

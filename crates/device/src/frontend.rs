@@ -52,34 +52,80 @@ pub(crate) struct Frontend {
     connection: Arc<Connection>,
     another_waits: Arc<AtomicBool>,
     /// The thread alone has the socket: its last descriptor closes what VMMs sent that were never accepted.
-    file: SocketFile,
+    file: Option<SocketFile>,
     keep: Option<Keep>,
     features_of_before: Option<u64>,
+}
+
+/// A socket at which a VMM is to connect. It is made before its line or port is opened, by the thread that asks for that: see [`crate::aside`].
+#[derive(Debug)]
+pub(crate) struct VmmListener {
+    listener: Option<Listener>,
+    keep: Option<Keep>,
+    vm: String,
+    network: Option<String>,
+    /// A predecessor has left it.
+    is_left: bool,
+}
+
+impl VmmListener {
+    /// Listens at this path, for a VM and its network.
+    ///
+    /// # Errors
+    /// When the socket cannot be had. Nothing is left behind then.
+    pub(crate) fn bind(
+        path: &Path,
+        (vm, network): (&str, Option<&str>),
+        keeper: Option<Arc<Keeper>>,
+    ) -> io::Result<VmmListener> {
+        let keep = keeper.map(|keeper| Keep::new(keeper, path));
+        let (listener, is_left) = match &keep {
+            Some(keep) => keep.listen(vm, network)?,
+            None => (listen_for_vmm(path)?, false),
+        };
+        Ok(VmmListener {
+            listener: Some(listener),
+            keep,
+            vm: vm.to_owned(),
+            network: network.map(str::to_owned),
+            is_left,
+        })
+    }
+}
+
+/// It was not needed.
+impl Drop for VmmListener {
+    fn drop(&mut self) {
+        let Some(mut listener) = self.listener.take() else {
+            return;
+        };
+        match &self.keep {
+            Some(keep) if self.is_left && keep.is_for_another() => {
+                listener.file.stay();
+                keep.put_back(listener, &self.vm, self.network.as_deref());
+            }
+            Some(keep) => keep.close(),
+            None => {}
+        }
+    }
 }
 
 /// Another descriptor of the VMM's socket, by which the VMM is hung up on.
 type Connection = Mutex<Option<UnixStream>>;
 
 impl Frontend {
-    /// Listens at this path.
+    /// Waits for a VMM at this socket. `positions` are those of its rings, if a predecessor wrote them down.
     ///
     /// # Errors
-    /// When the socket or a thread cannot be had. Nothing is left behind then.
-    pub(crate) fn listen(
-        path: &Path,
+    /// When a thread cannot be had. Nothing is left behind then.
+    pub(crate) fn start(
+        mut socket: VmmListener,
         identity: Identity,
         model: Model,
         mailbox: Mailbox,
-        kept: Option<(Arc<Keeper>, Option<RingPositions>)>,
+        positions: Option<RingPositions>,
     ) -> io::Result<Frontend> {
-        let (keep, positions) = match kept {
-            Some((keeper, positions)) => (Some(Keep::new(keeper, path)), positions),
-            None => (None, None),
-        };
-        let listener = match &keep {
-            Some(keep) => keep.listen(&identity)?,
-            None => listen_for_vmm(path)?,
-        };
+        let keep = socket.keep.clone();
         // Now, as what is not taken when the daemon has started is let go.
         let before = keep
             .as_ref()
@@ -87,7 +133,8 @@ impl Frontend {
         let features_of_before = before.as_ref().map(Before::features);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let connection = Arc::new(Mutex::new(None));
-        let Listener { socket, file } = listener;
+        let taken = socket.listener.take();
+        let Listener { socket, file } = taken.ok_or_else(|| io::Error::other("no listener"))?;
         let another_waits = Arc::new(AtomicBool::new(false));
         let (thread_stop, thread_connection) = (Arc::clone(&stop), Arc::clone(&connection));
         let is_another = Arc::clone(&another_waits);
@@ -113,7 +160,7 @@ impl Frontend {
             stop,
             connection,
             another_waits,
-            file,
+            file: Some(file),
             keep,
             features_of_before,
         })
@@ -122,6 +169,12 @@ impl Frontend {
     /// The features of the device, if a predecessor left a VMM, which this one goes on with.
     pub(crate) fn features_of_before(&self) -> Option<u64> {
         self.features_of_before
+    }
+
+    /// The file of its socket, which is removed with this otherwise, unless it is for another daemon.
+    pub(crate) fn take_file(&mut self) -> Option<SocketFile> {
+        let is_for_another = self.keep.as_ref().is_some_and(Keep::is_for_another);
+        (!is_for_another).then(|| self.file.take()).flatten()
     }
 
     /// Whether a second VMM waits for the first to leave.
@@ -135,7 +188,10 @@ impl Drop for Frontend {
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(keep) = self.keep.as_ref().filter(|keep| keep.is_for_another()) {
             keep.give_back();
-            return self.file.stay();
+            if let Some(file) = &mut self.file {
+                file.stay();
+            }
+            return;
         }
         if let Some(keep) = &self.keep {
             keep.close();

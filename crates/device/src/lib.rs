@@ -21,6 +21,7 @@
 //! written afterwards.
 
 mod aside;
+mod bound;
 mod caller;
 mod capture;
 mod circuit;
@@ -51,6 +52,8 @@ mod turns;
 mod vsock;
 pub mod window;
 
+pub use aside::Ticket;
+pub use bound::Bound;
 pub use caller::CallAnswer;
 pub use capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};
 pub use connect::connect_to;

@@ -1,12 +1,13 @@
 //! The device's part of a line: sockets, rings, and what is remembered while a VM is paused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 
 use guestmem::queue::{Positions, Queue};
 use policy::Time;
 use sys::links::{Entry, Fuse};
+use sys::socket_file::SocketFile;
 use vsock::CircuitId;
 use wire::agent::Secret;
 
@@ -58,6 +59,10 @@ pub(crate) struct LineIo {
     pub(crate) carrier: Option<Carrier>,
     /// The sockets that a hybrid line's VMM calls at, by port.
     pub(crate) hybrid_listeners: BTreeMap<u32, Listener>,
+    /// The ports at which it is about to listen for that.
+    pub(crate) hybrid_asked: BTreeSet<u32>,
+    /// Where it could not listen for that, and why.
+    pub(crate) hybrid_refused: Option<(u32, io::Error)>,
     /// A VMM is connected.
     pub(crate) attached: bool,
     pub(crate) last_fault: LastFault,
@@ -139,6 +144,8 @@ impl LineIo {
             frontend: None,
             carrier: None,
             hybrid_listeners: BTreeMap::new(),
+            hybrid_asked: BTreeSet::new(),
+            hybrid_refused: None,
             attached: false,
             last_fault: LastFault::default(),
             rings: Default::default(),
@@ -163,6 +170,15 @@ impl LineIo {
             unarmed: false,
             vain_looks: 0,
         }
+    }
+
+    /// The files of its sockets, which are closed.
+    pub(crate) fn into_files(mut self) -> Vec<SocketFile> {
+        let vmm = self.frontend.as_mut().and_then(Frontend::take_file);
+        let listeners = self.listeners.drain(..).map(|listener| listener.file);
+        let hybrid = std::mem::take(&mut self.hybrid_listeners).into_values();
+        let files = listeners.chain(hybrid.map(|listener| listener.file));
+        files.chain(vmm).collect()
     }
 
     /// The thread for paths that others can make slow.

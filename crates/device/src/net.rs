@@ -64,6 +64,8 @@ use self::port::{Port, is_transmit};
 use self::station::NetStation;
 use self::uplink::Uplink;
 use crate::Waker;
+use crate::aside::{REMOVAL_PATIENCE, Ticket, UnderWay};
+use crate::bound::Bound;
 use crate::capture::MAX_CAPTURES;
 use crate::fault::LastFault;
 use crate::frontend::{Frontend, Identity, Mailbox, Message};
@@ -156,6 +158,9 @@ pub struct NetFabric {
     keeper: Option<Arc<Keeper>>,
     /// What is written down for that one.
     handover: Handover,
+    /// Sockets that have been made for ports to come.
+    bound: Bound,
+    under_way: UnderWay,
     messages: Receiver<Message>,
     happened: Vec<(Token, EventFlags)>,
     /// Rings whose guests have sent something, in turn: the place of the port, and the ring.
@@ -199,6 +204,8 @@ impl NetFabric {
             mailbox,
             keeper: None,
             handover: Handover::default(),
+            bound: Bound::default(),
+            under_way: UnderWay::new(),
             messages,
             happened: Vec::new(),
             ready: VecDeque::new(),
@@ -230,6 +237,16 @@ impl NetFabric {
         self.handover = Handover::of(&keeper)?;
         self.keeper = Some(keeper);
         Ok(())
+    }
+
+    /// Ports that are added from now on have these sockets, as far as they are among them; what is left of those that were set before is gone.
+    pub fn set_bound(&mut self, bound: Bound) {
+        self.bound = bound;
+    }
+
+    /// Disconnects when the files of all sockets that have been closed are gone.
+    pub fn all_done(&mut self) -> Receiver<Ticket> {
+        self.under_way.all_done()
     }
 
     /// Takes this many frames from a ring at a time, at most [`MAX_BATCH`](Self::MAX_BATCH).
@@ -372,6 +389,7 @@ impl NetFabric {
         }
         self.captures.end();
         self.networks.clear();
+        let _ = self.all_done().recv_timeout(REMOVAL_PATIENCE);
         self.stopped = true;
     }
 
@@ -476,8 +494,10 @@ impl NetFabric {
         let model = model::model(port.queue_pairs);
         let rings = model.rings;
         let (mailbox, keeper) = (self.mailbox.clone(), self.keeper.clone());
-        let kept = keeper.map(|keeper| (keeper, None));
-        let frontend = Frontend::listen(&port.path, identity, model, mailbox, kept);
+        let of = (identity.vm.as_str(), identity.network.as_deref());
+        let socket = self.bound.for_vmm(&port.path, of, keeper);
+        let frontend =
+            socket.and_then(|socket| Frontend::start(socket, identity, model, mailbox, None));
         port.frontend = Some(frontend.map_err(refused)?);
         port.generation = generation;
         port.rings = (0..rings).map(|_| None).collect();
@@ -486,7 +506,9 @@ impl NetFabric {
 
     /// Lets go of a port's VMM, and listens for none.
     fn hang_up(&mut self, number: usize) {
-        drop(self.ports[number].frontend.take());
+        let frontend = self.ports[number].frontend.take();
+        let file = frontend.and_then(|mut frontend| frontend.take_file());
+        self.under_way.remove(file);
         // What its thread still asks, also what waits for an answer now, comes too late.
         self.ports[number].generation = self.take_generation();
         self.ports[number].attached = false;

@@ -208,6 +208,11 @@ impl Keeper {
         self.found().remove(key.as_bytes())
     }
 
+    /// What was taken from under this key is left as it was, to be taken again.
+    pub fn put_back(&self, key: &str, item: Item) {
+        self.found().insert(key.as_bytes().to_owned(), item);
+    }
+
     /// Shows what a predecessor left under keys that begin so, and was not taken.
     pub fn look(&self, prefix: &str, mut each: impl FnMut(&[u8])) {
         let found = self.found();

@@ -98,6 +98,11 @@ impl SocketFile {
         self.id
     }
 
+    /// Whether root and this process's user alone can change what is in its directory: others cannot make it slow to remove it.
+    pub fn is_ours(&self) -> bool {
+        self.entry.is_ours()
+    }
+
     /// Leaves the file where it is, also when this is dropped.
     pub fn stay(&mut self) {
         self.stays = true;

@@ -6,6 +6,8 @@ use config::Plan;
 use config::net::{NetHost, NetworkSpec, PortSpec};
 
 use super::NetError;
+use crate::line::SocketError;
+use device::Bound;
 use keeper::Keeper;
 use runtime::directory::{RuntimeError, check_directory, remove_stale_socket};
 
@@ -139,6 +141,20 @@ impl NetChange {
         self.added_ports.retain(|PlacedPort { port, .. }| {
             let cleared = clear_socket(port, keeper);
             let fault = cleared.map_err(|error| NetFault::of_port(port, error));
+            fault.map_err(|fault| faults.push(fault)).is_ok()
+        });
+        faults
+    }
+}
+
+impl NetChange {
+    /// Makes the sockets of new ports. Leaves out those that cannot be had, and returns why.
+    pub(crate) fn make_sockets(&mut self, bound: &mut Bound) -> Vec<NetFault> {
+        let mut faults = Vec::new();
+        self.added_ports.retain(|PlacedPort { port, .. }| {
+            let made = bound.add_vmm(&port.socket, (&port.vm, Some(&port.network)));
+            let made = made.map_err(|error| SocketError::at(port.socket.clone(), error));
+            let fault = made.map_err(|error| NetFault::of_port(port, NetError::from(error)));
             fault.map_err(|fault| faults.push(fault)).is_ok()
         });
         faults

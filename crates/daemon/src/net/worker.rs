@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use device::CaptureOptions;
 use device::net::{NetFabric, NetPortSnapshot, NetworkSnapshot, PortCounters};
+use device::{Bound, CaptureOptions};
 use keeper::Keeper;
 use l2::bridge::{self, PortId};
 
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::capture::CaptureSender;
 use crate::line::{Counters, SocketError};
+use crate::worker::SOCKETS_PATIENCE;
 use device::Orders;
 use hostside::offers::Commit;
 
@@ -88,9 +89,12 @@ impl NetWorker for NetThread {
                 none.insert(started.map_err(|error| NetFault::of_all(error.into()))?)
             }
         };
+        let mut bound = Bound::new(None, self.keeper.clone());
+        left_out.extend(change.make_sockets(&mut bound));
         let (opened, is_open) = channel();
         let (commit, committed) = channel();
         running.orders.order(move |fabric| {
+            fabric.set_bound(bound);
             let result = apply::open(&mut change, fabric);
             let failed = result.is_err();
             // The asker waits for it.
@@ -114,7 +118,8 @@ impl NetWorker for NetThread {
 
     fn settle(&self) {
         if let Some(running) = &*sys::lock(&self.running) {
-            running.orders.ask(|_| ());
+            let done = running.orders.ask(NetFabric::all_done);
+            let _ = done.map(|done| done.recv_timeout(SOCKETS_PATIENCE));
         }
     }
 

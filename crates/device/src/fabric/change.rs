@@ -5,17 +5,21 @@
 //! What belongs to a configuration and is others' to keep, such as what the dialer puts calls through to, changes in the same go
 //! ([`Change::commit`]).
 
+use std::path::Path;
 use std::sync::Arc;
 
 use policy::{LineId, Policy, ServiceEntry};
 
 use super::{Fabric, HybridConfig, LineConfig, OpenLineError, SerialConfig};
+use crate::bound::Bound;
 use crate::dialer::Carrier;
 
 /// Everything that changes with a configuration.
 pub struct Change {
     /// Lines to open.
     pub added: Vec<NewLine>,
+    /// Their sockets, as far as they have been made.
+    pub bound: Bound,
     /// Whether a line that cannot be opened is left out. Otherwise nothing is changed then.
     pub leaves_out: bool,
     /// Lines to close, by the full names of their VMs.
@@ -45,13 +49,22 @@ pub enum NewLine {
 }
 
 impl NewLine {
-    fn full_name(&self) -> String {
+    pub(crate) fn full_name(&self) -> String {
         let address = match self {
             NewLine::Rings(config) => &config.address,
             NewLine::Hybrid(config) => &config.address,
             NewLine::Serial(config, _) => &config.address,
         };
         address.full_name()
+    }
+
+    /// Where programs connect, and where the VMM does if the line has rings.
+    pub(crate) fn paths(&self) -> (&Path, Option<&Path>) {
+        match self {
+            NewLine::Rings(config) => (&config.host, Some(&config.vhost_user)),
+            NewLine::Hybrid(config) => (&config.host, None),
+            NewLine::Serial(config, _) => (&config.host, None),
+        }
     }
 }
 
@@ -76,7 +89,10 @@ impl Fabric {
     pub fn change(&mut self, change: Change) -> Result<Changed, RefusedLine> {
         // What has been judged is carried out before anything changes.
         self.carry_out();
-        let left_out = self.open_lines(change.added, change.leaves_out)?;
+        self.bound = change.bound;
+        let opened = self.open_lines(change.added, change.leaves_out);
+        self.bound = Bound::default();
+        let left_out = opened?;
         // While nothing is judged yet by the new rules, in which these VMs do not exist.
         self.strike_lines(&change.removed);
         self.set_aliases(change.aliases);
@@ -147,7 +163,9 @@ impl Fabric {
         }
         self.redials.remove_line(id);
         self.captures.forget_line(id);
-        self.lines[id.0 as usize] = None;
+        if let Some(line) = self.lines[id.0 as usize].take() {
+            self.under_way.remove(line.into_files());
+        }
         self.note_line(id);
     }
 }

@@ -1,9 +1,9 @@
 //! VMs whose VMM has a vsock device of its own, with UNIX sockets: it is called at its socket, and calls at ours.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::mpsc::Receiver;
 
 use policy::{Address, LineId};
 use rustix::net::{RecvFlags, SocketFlags, SocketType as UnixSocketType, accept_with, recv};
@@ -12,13 +12,14 @@ use wire::connect::{self, Answer, MAX_REQUEST_LEN};
 use wire::vsock::SocketType;
 
 use super::host::{ACCEPT_BATCH, CALLER_PATIENCE, SOCKET_EVENTS};
-use super::{Fabric, OpenLineError};
+use super::{Fabric, OpenLineError, RefusedLine};
+use crate::aside::Ticket;
 use crate::caller::{Caller, Who};
 use crate::dialer::Connected;
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
 use crate::slow::Party;
-use crate::socket::{listen_for, port_path};
+use crate::socket::{Listener, listen_for, port_path};
 
 /// What a hybrid line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,12 +34,23 @@ pub struct HybridConfig {
     pub host: PathBuf,
 }
 
+/// Sockets that are taken in one turn, before everything else has its turn.
+const LISTENED_PER_TURN: usize = 64;
+
+/// A socket that was made where a hybrid VM's guest calls a port, or why not.
+pub(super) struct Listened {
+    line: LineId,
+    generation: u64,
+    port: u32,
+    result: io::Result<Listener>,
+}
+
 impl Fabric {
-    /// Opens a line for a VM whose VMM has a vsock device of its own. The sockets for its calls listen when this returns, but for
-    /// those whose path another program listens at, which are left alone.
+    /// Opens a line for a VM whose VMM has a vsock device of its own. The sockets for its calls listen when [all is done](Self::all_done) that others can make
+    /// slow, but for those whose path another program listens at, which are left alone.
     ///
     /// # Errors
-    /// When its name or identifier cannot be had, or sockets cannot be made beside the VMM's. Nothing is left behind then.
+    /// When its name, identifier or host socket cannot be had. Nothing is left behind then.
     pub fn open_hybrid_line(&mut self, config: &HybridConfig) -> Result<(), OpenLineError> {
         let id = self
             .switch
@@ -50,9 +62,9 @@ impl Fabric {
         line.vmm = Some(config.path.clone());
         line.attached = true;
         let opened = self.listen_for_programs(id, line);
-        let opened = opened.and_then(|()| self.offer_line_ports(id));
-        if opened.is_err() {
-            self.close_line(&name);
+        match opened {
+            Ok(()) => self.offer_line_ports(id),
+            Err(_) => drop(self.close_line(&name)),
         }
         opened
     }
@@ -61,21 +73,18 @@ impl Fabric {
     pub(super) fn offer_ports(&mut self) {
         let lines: Vec<LineId> = self.lines.iter().map(|(id, _)| LineId(id as u32)).collect();
         for id in lines {
-            if let Err(error) = self.offer_line_ports(id) {
-                let vm = self.line(id).map(|line| line.name.clone());
-                tracing::error!(vm, %error, "a hybrid VM cannot call all that it may");
-            }
+            self.offer_line_ports(id);
         }
     }
 
-    /// Returns the first error of those that are not another program's listener; all others are listened at nevertheless.
-    fn offer_line_ports(&mut self, id: LineId) -> Result<(), OpenLineError> {
+    /// On the line's own thread, as the directory is its VMM's.
+    fn offer_line_ports(&mut self, id: LineId) {
         let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
-            return Ok(());
+            return;
         };
         // Lines with rings have no such sockets, nor have those whose guests we hear ourselves.
-        let Some(vmm) = &line.vmm else {
-            return Ok(());
+        let Some(vmm) = line.vmm.clone() else {
+            return;
         };
         let offered = self.switch.offered_ports(id);
         let vm = line.name.as_str();
@@ -85,32 +94,106 @@ impl Fabric {
                 "a rule redirects more ports of this hybrid VM than can be listened at: name them singly"
             );
         }
+        line.hybrid_asked
+            .retain(|port| offered.ports.contains(port));
         let listeners = &mut line.hybrid_listeners;
-        listeners.retain(|port, _| offered.ports.contains(port));
-        let listening: BTreeSet<u32> = listeners.keys().copied().collect();
-        let mut result = Ok(());
-        for port in offered.ports.difference(&listening) {
-            let path = port_path(vmm, *port);
-            let token = Token::HybridListener {
-                line: id,
-                port: *port,
+        let is_over = |port: &&u32| !offered.ports.contains(*port);
+        let over: Vec<u32> = listeners.keys().filter(is_over).copied().collect();
+        let over = over.iter().filter_map(|port| listeners.remove(port));
+        self.under_way.remove(over.map(|listener| listener.file));
+        let (generation, vm) = (line.generation, line.name.clone());
+        for port in offered.ports {
+            if line.hybrid_listeners.contains_key(&port) || !line.hybrid_asked.insert(port) {
+                continue;
+            }
+            let (path, ticket) = (port_path(&vmm, port), self.under_way.begin());
+            let (listened, waker) = (self.listened_by.clone(), self.reactor.waker());
+            let job = move || {
+                let result = listen_for(None, &path, UnixSocketType::STREAM);
+                // The fabric may have ended.
+                let _ = listened.send(Listened {
+                    line: id,
+                    generation,
+                    port,
+                    result,
+                });
+                waker.wake();
+                drop(ticket);
             };
-            let listened = listen_for(None, &path, UnixSocketType::STREAM).and_then(|listener| {
-                self.reactor.add(&listener.socket, token, EventFlags::IN)?;
-                Ok(listener)
-            });
-            match listened {
-                Ok(listener) => drop(listeners.insert(*port, listener)),
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                    tracing::warn!(vm, port, path = %path.display(), "left to the program that listens there");
+            match line.aside_thread() {
+                Ok(aside) => aside.push(job),
+                Err(error) => {
+                    tracing::error!(vm, %error, "a hybrid VM cannot call all that it may");
                 }
-                Err(error) if result.is_ok() => {
-                    result = Err(OpenLineError::Socket { path, error });
-                }
-                Err(_) => {}
             }
         }
-        result
+    }
+
+    /// Takes the sockets at which hybrid VMs' calls are heard from now on.
+    pub(super) fn take_listened(&mut self) {
+        for _ in 0..LISTENED_PER_TURN {
+            let Ok(listened) = self.listened.try_recv() else {
+                return;
+            };
+            self.hear(listened);
+        }
+        // There may be more, for the next turn.
+        self.mailbox.waker.wake();
+    }
+
+    fn hear(&mut self, listened: Listened) {
+        let Listened {
+            line: id,
+            generation,
+            port,
+            result,
+        } = listened;
+        let line = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let line = line.filter(|line| line.generation == generation);
+        let asked = line.and_then(|line| line.hybrid_asked.remove(&port).then_some(line));
+        let (line, listener) = match (asked, result) {
+            (Some(line), Ok(listener)) => (line, listener),
+            // It is not offered any more.
+            (None, Ok(listener)) => return self.under_way.remove([listener.file]),
+            (None, Err(_)) => return,
+            (Some(line), Err(error)) => {
+                let vm = &line.name;
+                if error.kind() == io::ErrorKind::AddrInUse {
+                    return tracing::warn!(vm, port, "left to the program that listens there");
+                }
+                tracing::error!(vm, port, %error, "a hybrid VM cannot call all that it may");
+                line.hybrid_refused.get_or_insert((port, error));
+                return;
+            }
+        };
+        let token = Token::HybridListener { line: id, port };
+        match self.reactor.add(&listener.socket, token, EventFlags::IN) {
+            Ok(()) => drop(line.hybrid_listeners.insert(port, listener)),
+            Err(error) => {
+                tracing::error!(vm = line.name, port, %error, "a hybrid VM cannot call all that it may");
+                self.under_way.remove([listener.file]);
+            }
+        }
+    }
+
+    /// The hybrid lines where sockets could not be made since this was last called, and why.
+    pub fn refused_ports(&mut self) -> Vec<RefusedLine> {
+        while let Ok(listened) = self.listened.try_recv() {
+            self.hear(listened);
+        }
+        let lines = self.lines.iter_mut().filter_map(|(_, line)| line.as_mut());
+        let refused = lines.filter_map(|line| {
+            let (port, error) = line.hybrid_refused.take()?;
+            let path = port_path(line.vmm.as_deref()?, port);
+            Some((line.name.clone(), OpenLineError::Socket { path, error }))
+        });
+        refused.collect()
+    }
+
+    /// Disconnects when all is done that has begun at paths that others can make slow: until then sockets of hybrid VMs do not listen, or files of those that
+    /// were closed are there.
+    pub fn all_done(&mut self) -> Receiver<Ticket> {
+        self.under_way.all_done()
     }
 
     // ---- VMMs that call ----

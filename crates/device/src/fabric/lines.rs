@@ -10,7 +10,7 @@ use super::{Fabric, LineConfig, OpenLineError};
 use crate::frontend::{Frontend, Identity};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
-use crate::socket::{MAX_PATH_BYTES, listen_for};
+use crate::socket::MAX_PATH_BYTES;
 use crate::vsock::model;
 
 impl Fabric {
@@ -58,8 +58,10 @@ impl Fabric {
     ) -> Result<LineIo, OpenLineError> {
         let refused_at = |path| |error| OpenLineError::Socket { path, error };
         let group = self.host_group;
-        let at = |path: PathBuf, socket_type| {
-            listen_for(group, &path, socket_type).map_err(refused_at(path))
+        let bound = &mut self.bound;
+        let mut at = |path: PathBuf, socket_type| {
+            let listener = bound.for_programs(group, &path, socket_type);
+            listener.map_err(refused_at(path))
         };
         let mut listeners = vec![at(config.host.clone(), UnixSocketType::STREAM)?];
         let messages = seqpacket_path(&config.host);
@@ -92,9 +94,12 @@ impl Fabric {
         let model = model(config.address.cid);
         // What can connect there is the VM.
         let (mailbox, keeper) = (self.mailbox.clone(), self.keeper.clone());
-        let kept = keeper.map(|keeper| (keeper, self.handover.positions(&identity.vm)));
-        let frontend = Frontend::listen(&config.vhost_user, identity, model, mailbox, kept);
-        let frontend = frontend.map_err(refused_at(config.vhost_user.clone()))?;
+        let positions = self.handover.positions(&identity.vm);
+        let path = &config.vhost_user;
+        let socket = self.bound.for_vmm(path, (&identity.vm, None), keeper);
+        let frontend = socket
+            .and_then(|socket| Frontend::start(socket, identity, model, mailbox, positions))
+            .map_err(refused_at(path.clone()))?;
         let line = LineIo::new(generation, config.address.full_name(), config.host.clone());
         Ok(LineIo {
             listeners,

@@ -20,7 +20,6 @@ use crate::caller::{Caller, Who};
 use crate::dialer::{Carrier, Cut};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
-use crate::socket::listen_for;
 
 /// What a serial line needs to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,12 +66,14 @@ impl Fabric {
     ) -> Result<(), OpenLineError> {
         let token = Token::Listener { line: id, index: 0 };
         let path = line.host_path.clone();
-        let listened =
-            listen_for(self.host_group, &path, UnixSocketType::STREAM).and_then(|listener| {
-                self.reactor.add(&listener.socket, token, EventFlags::IN)?;
-                line.listeners.push(listener);
-                Ok(())
-            });
+        let listener = self
+            .bound
+            .for_programs(self.host_group, &path, UnixSocketType::STREAM);
+        let listened = listener.and_then(|listener| {
+            self.reactor.add(&listener.socket, token, EventFlags::IN)?;
+            line.listeners.push(listener);
+            Ok(())
+        });
         self.install_line(id, line);
         listened.map_err(|error| OpenLineError::Socket { path, error })
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use device::{Change, Fabric, HybridConfig, NewLine, PublishedTo};
+use device::{Bound, Change, Fabric, HybridConfig, NewLine, PublishedTo};
 use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Rule, ServiceEntry,
     ServiceId, Verdict, VmPattern,
@@ -26,6 +26,7 @@ const SECRET: ServiceId = ServiceId(2);
 fn change(service: ServiceId, rules: Vec<Rule>) -> Change {
     Change {
         added: Vec::new(),
+        bound: Bound::default(),
         leaves_out: false,
         removed: Vec::new(),
         services: vec![ServiceEntry {
@@ -222,6 +223,7 @@ fn a_vm_comes_and_goes_with_its_rules() {
                 ..change(SECRET, vec![denied("evil"), everybody()])
             };
             fabric.change(coming).map_err(|(vm, _)| vm).unwrap();
+            let _ = fabric.all_done().recv();
             let first = call(&path);
             turn(fabric);
             // This one waits while the VM goes.

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -103,10 +103,17 @@ impl House {
     /// Has the fabric's thread do something, and waits for it.
     pub fn ask<T: Send + 'static>(&self, job: impl FnOnce(&mut Fabric) -> T + Send + 'static) -> T {
         let (answer, wait) = channel();
-        let job: Job = Box::new(move |fabric| drop(answer.send(job(fabric))));
+        let job: Job = Box::new(move |fabric| {
+            let answered = job(fabric);
+            drop(answer.send((answered, fabric.all_done())));
+        });
         self.jobs.send(job).unwrap();
         self.waker.wake();
-        wait.recv_timeout(PATIENCE).expect("the fabric answers")
+        let (answered, all_done) = wait.recv_timeout(PATIENCE).expect("the fabric answers");
+        // Sockets are made and removed beside it.
+        let done = all_done.recv_timeout(PATIENCE);
+        assert_eq!(done.unwrap_err(), RecvTimeoutError::Disconnected);
+        answered
     }
 
     /// Where the VMM of this name listens.
@@ -154,7 +161,16 @@ impl House {
             path,
             host: self.host_path(name),
         };
-        self.ask(move |fabric| fabric.open_hybrid_line(&config).map(drop))
+        self.ask(move |fabric| fabric.open_hybrid_line(&config))?;
+        // As the daemon does: a line without all of its sockets is none.
+        let refused = self.ask(|fabric| fabric.refused_ports());
+        match refused.into_iter().next() {
+            Some((vm, error)) => {
+                self.ask(move |fabric| fabric.close_line(&vm));
+                Err(error)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Adds a VM with a serial line. What its carrier is asked for comes out of what is returned.

@@ -71,13 +71,7 @@ fn a_program_that_listens_already_keeps_its_place() {
 #[test]
 fn a_line_without_a_directory_is_not_opened() {
     let house = House::new(HashMap::new());
-    let config = HybridConfig {
-        address: Address::new("fc", 3),
-        limits: Limits::default(),
-        path: house.path("fc").join("nowhere"),
-        host: house.host_path("fc"),
-    };
-    let error = house.ask(move |fabric| fabric.open_hybrid_line(&config));
+    let error = house.try_add_at("fc", 3, house.path("fc").join("nowhere"));
     let Err(OpenLineError::Socket { error, .. }) = error else {
         panic!("{error:?}");
     };

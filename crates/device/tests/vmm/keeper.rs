@@ -500,6 +500,7 @@ fn a_line_that_cannot_be_opened_is_left_out_and_the_others_go_on() {
     fs::write(&poor.vhost_user, "no socket").unwrap();
     let changed = fabric.change(device::Change {
         added: vec![NewLine::Rings(host.config()), NewLine::Rings(poor)],
+        bound: device::Bound::default(),
         leaves_out: true,
         removed: Vec::new(),
         services: Vec::new(),

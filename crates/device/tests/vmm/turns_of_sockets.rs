@@ -29,6 +29,7 @@ fn hybrid(fabric: &mut Fabric, directory: &Path, name: &str, cid: u32) -> (UnixL
         host: directory.join(name),
     };
     fabric.open_hybrid_line(&config).unwrap();
+    let _ = fabric.all_done().recv();
     (listener, config.host)
 }
 

@@ -77,6 +77,7 @@ fn fabric(directory: &Path) -> Fabric {
             host: directory.join(format!("{name}.host")),
         };
         fabric.open_hybrid_line(&config).unwrap();
+        let _ = fabric.all_done().recv();
     }
     fabric
 }

@@ -33,6 +33,7 @@ fn add(fabric: &mut Fabric, directory: &Path, name: &str, cid: u32) -> UnixListe
         path,
     };
     fabric.open_hybrid_line(&config).unwrap();
+    let _ = fabric.all_done().recv();
     vmm
 }
 
@@ -69,7 +70,9 @@ fn who_looks_for_a_vmm_in_vain_holds_up_its_own_callers_alone() {
     let (release, held) = channel::<()>();
     let id = fabric.line_named("slow").unwrap();
     let aside = fabric.line(id).unwrap().aside_thread().unwrap();
-    aside.push(move || drop(held.recv()));
+    aside.push(move || {
+        let _ = held.recv();
+    });
     let callers = [0; 3].map(|_| call(directory.path(), "slow"));
     let _beside = call(directory.path(), "other");
     let mut accepted = None;

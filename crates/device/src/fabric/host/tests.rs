@@ -24,6 +24,7 @@ fn a_published_port_needs_no_place_of_the_host_socket() {
         host: host.clone(),
     };
     fabric.open_hybrid_line(&config).unwrap();
+    let _ = fabric.all_done().recv();
     let id = fabric.line_named("web").unwrap();
     let own = rustix::process::geteuid().as_raw();
     fabric.line(id).unwrap().handshakes.fill(own);

@@ -55,6 +55,16 @@ struct ListenerRecord {
     network: Option<String>,
 }
 
+impl ListenerRecord {
+    fn bytes(listener: &Listener, vm: &str, network: Option<&str>) -> io::Result<Vec<u8>> {
+        Ok(serde_json::to_vec(&ListenerRecord {
+            file: listener.file.id(),
+            vm: vm.to_owned(),
+            network: network.map(str::to_owned),
+        })?)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RegionRecord {
     pub(super) guest_address: u64,
@@ -163,26 +173,39 @@ impl Keep {
         }
     }
 
-    /// Listens with the socket that a predecessor left, at which VMMs may wait by now; or with a new one, which a successor gets.
-    pub(in crate::frontend) fn listen(&self, identity: &Identity) -> io::Result<Listener> {
-        let (vm, network) = (&identity.vm, &identity.network);
+    /// Listens with the socket that a predecessor left, at which VMMs may wait by now; or with a new one, which a successor gets. Returns whether it was left.
+    pub(in crate::frontend) fn listen(
+        &self,
+        vm: &str,
+        network: Option<&str>,
+    ) -> io::Result<(Listener, bool)> {
         if let Some((listener, record)) = self.listener_of_before() {
-            if (&record.vm, &record.network) == (vm, network) {
-                return Ok(listener);
+            if (record.vm.as_str(), record.network.as_deref()) == (vm, network) {
+                return Ok((listener, true));
             }
             // Its file goes with it. VMMs that wait there are another VM's, and the keeper hangs up on them when it gets the new one.
         }
         let listener = listen_for_vmm(&self.path)?;
-        let record = serde_json::to_vec(&ListenerRecord {
-            file: listener.file.id(),
-            vm: vm.clone(),
-            network: network.clone(),
-        })?;
+        let record = ListenerRecord::bytes(&listener, vm, network)?;
         let descriptors = [listener.socket.as_fd()];
         crash::point(Point::Keeper);
         self.keeper.put(&self.listener_key, &record, &descriptors)?;
         crash::point(Point::Keeper);
-        Ok(listener)
+        Ok((listener, false))
+    }
+
+    /// The socket is not needed now, and may be asked for again: as one that a predecessor has left, which it is for the keeper.
+    pub(in crate::frontend) fn put_back(
+        &self,
+        listener: Listener,
+        vm: &str,
+        network: Option<&str>,
+    ) {
+        if let Ok(value) = ListenerRecord::bytes(&listener, vm, network) {
+            let descriptors = vec![listener.socket];
+            let item = keeper::Item { value, descriptors };
+            self.keeper.put_back(&self.listener_key, item);
+        }
     }
 
     /// The socket that a predecessor left, if its file is still there.
