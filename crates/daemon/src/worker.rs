@@ -285,7 +285,7 @@ impl LineWorker for Worker {
         for spec in std::mem::take(&mut change.added) {
             let vm = spec.full_name();
             let prepared = self.prepare_line(spec).and_then(|prepared| {
-                let made = bound.add_line(&prepared.0);
+                let made = prepared.0.make_sockets(&mut bound);
                 made.map_err(|error| line_error(&vm, error))?;
                 Ok(prepared)
             });

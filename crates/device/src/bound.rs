@@ -10,7 +10,6 @@ use keeper::Keeper;
 use rustix::net::SocketType;
 use wire::connect::seqpacket_path;
 
-use crate::fabric::{NewLine, OpenLineError};
 use crate::frontend::VmmListener;
 use crate::socket::{Listener, MAX_PATH_BYTES, listen_for};
 
@@ -33,16 +32,20 @@ impl Bound {
         }
     }
 
-    /// Makes the sockets of a line, but for those where a hybrid VM's guest calls.
+    /// Makes the sockets of a VM for programs at one path, and for its VMM at another if its line has rings.
     ///
     /// # Errors
-    /// When one cannot be had. None of them is left then.
-    pub fn add_line(&mut self, line: &NewLine) -> Result<(), OpenLineError> {
+    /// Which cannot be had. None of them is left then.
+    pub(crate) fn add_line(
+        &mut self,
+        vm: &str,
+        host: &Path,
+        rings: Option<&Path>,
+    ) -> Result<(), (PathBuf, io::Error)> {
         let group = self.group;
-        let (host, rings) = line.paths();
         let listen = |path: PathBuf, socket_type| match listen_for(group, &path, socket_type) {
             Ok(listener) => Ok((path, listener)),
-            Err(error) => Err(OpenLineError::Socket { path, error }),
+            Err(error) => Err((path, error)),
         };
         let mut made = vec![listen(host.to_owned(), SocketType::STREAM)?];
         let messages = seqpacket_path(host);
@@ -50,11 +53,8 @@ impl Bound {
             made.push(listen(messages, SocketType::SEQPACKET)?);
         }
         if let Some(path) = rings {
-            self.add_vmm(path, (&line.full_name(), None))
-                .map_err(|error| {
-                    let path = path.to_owned();
-                    OpenLineError::Socket { path, error }
-                })?;
+            self.add_vmm(path, (vm, None))
+                .map_err(|error| (path.to_owned(), error))?;
         }
         self.for_programs.extend(made);
         Ok(())

@@ -40,6 +40,7 @@ use crate::guest::{GuestMemory, MAX_REGIONS, Range};
 mod chain;
 
 mod error;
+mod in_flight;
 mod ledger;
 mod packed;
 mod split;

@@ -5,7 +5,6 @@
 //! What belongs to a configuration and is others' to keep, such as what the dialer puts calls through to, changes in the same go
 //! ([`Change::commit`]).
 
-use std::path::Path;
 use std::sync::Arc;
 
 use policy::{LineId, Policy, ServiceEntry};
@@ -49,7 +48,7 @@ pub enum NewLine {
 }
 
 impl NewLine {
-    pub(crate) fn full_name(&self) -> String {
+    fn full_name(&self) -> String {
         let address = match self {
             NewLine::Rings(config) => &config.address,
             NewLine::Hybrid(config) => &config.address,
@@ -58,13 +57,18 @@ impl NewLine {
         address.full_name()
     }
 
-    /// Where programs connect, and where the VMM does if the line has rings.
-    pub(crate) fn paths(&self) -> (&Path, Option<&Path>) {
-        match self {
-            NewLine::Rings(config) => (&config.host, Some(&config.vhost_user)),
+    /// Makes its sockets, but for those where a hybrid VM's guest calls.
+    ///
+    /// # Errors
+    /// When one cannot be had. None of them is left then.
+    pub fn make_sockets(&self, bound: &mut Bound) -> Result<(), OpenLineError> {
+        let (host, rings) = match self {
+            NewLine::Rings(config) => (&config.host, Some(config.vhost_user.as_path())),
             NewLine::Hybrid(config) => (&config.host, None),
             NewLine::Serial(config, _) => (&config.host, None),
-        }
+        };
+        let made = bound.add_line(&self.full_name(), host, rings);
+        made.map_err(|(path, error)| OpenLineError::Socket { path, error })
     }
 }
 

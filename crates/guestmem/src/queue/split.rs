@@ -18,6 +18,7 @@ use std::hash::{DefaultHasher, Hasher};
 use super::chain::{
     self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, take_only,
 };
+use super::in_flight::{InFlight, Out};
 use super::ledger::{Found, Ledger, Positions};
 use super::{
     Chain, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area, needs_event, samples,
@@ -340,7 +341,7 @@ impl Split {
             return;
         };
         // Most often all others have been given back.
-        if self.in_flight.unmarked == u32::from(self.unmarked) {
+        if self.in_flight.unmarked() == u32::from(self.unmarked) {
             return;
         }
         let next = self.next_available.get();
@@ -380,7 +381,7 @@ impl Split {
 
     pub(super) fn in_flight(&self) -> u16 {
         // At most as many as the queue has entries.
-        self.in_flight.count as u16
+        self.in_flight.count() as u16
     }
 
     pub(super) fn rewind(&mut self, chains: u16) {
@@ -583,80 +584,6 @@ impl Areas {
                 USED_RING + 8 * size + event,
                 4,
             )?,
-        })
-    }
-}
-
-/// Which chains are out, and which head each entry of the available ring had when it was taken.
-#[derive(Debug)]
-struct InFlight {
-    /// By head. Not as bits: one after the other would then wait for the word that the last one wrote.
-    out: Box<[Out]>,
-    taken: Box<[u16]>,
-    count: u32,
-    /// So many of them have no mark.
-    unmarked: u32,
-}
-
-/// Whether a chain is out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Out {
-    Not,
-    /// Its ledger, if there is one, does not know yet.
-    Unmarked,
-    /// It has a mark.
-    Marked,
-}
-
-impl InFlight {
-    fn new(size: u16) -> InFlight {
-        InFlight {
-            out: vec![Out::Not; usize::from(size)].into(),
-            taken: vec![0; usize::from(size)].into(),
-            count: 0,
-            unmarked: 0,
-        }
-    }
-
-    #[inline]
-    fn contains(&self, head: u16) -> bool {
-        self.out
-            .get(usize::from(head))
-            .is_some_and(|out| *out != Out::Not)
-    }
-
-    #[inline]
-    fn insert(&mut self, head: u16, slot: usize, out: Out) {
-        self.out[usize::from(head)] = out;
-        self.taken[slot] = head;
-        self.count += 1;
-        self.unmarked += u32::from(out == Out::Unmarked);
-    }
-
-    /// How it was out.
-    #[inline]
-    fn remove(&mut self, head: u16) -> Out {
-        let Some(out) = self.out.get_mut(usize::from(head)) else {
-            return Out::Not;
-        };
-        let was = std::mem::replace(out, Out::Not);
-        self.count -= u32::from(was != Out::Not);
-        self.unmarked -= u32::from(was == Out::Unmarked);
-        was
-    }
-
-    fn taken_at(&self, slot: usize) -> u16 {
-        self.taken[slot]
-    }
-
-    /// The chain that was taken from this entry, if it is out and had no mark until now.
-    fn mark_at(&mut self, slot: usize) -> Option<u16> {
-        let head = self.taken[slot];
-        let out = &mut self.out[usize::from(head)];
-        (*out == Out::Unmarked).then(|| {
-            *out = Out::Marked;
-            self.unmarked -= 1;
-            head
         })
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use policy::{Policy, Rule};
+use policy::{Policy, Rule, ServiceEntry, ServiceId};
 use vsock::Limits;
 
 use super::*;
@@ -75,6 +75,20 @@ fn who_looks_for_a_vmm_in_vain_holds_up_its_own_callers_alone() {
     });
     let callers = [0; 3].map(|_| call(directory.path(), "slow"));
     let _beside = call(directory.path(), "other");
+    // Nor is a socket made there by who serves others.
+    fabric.set_services(vec![ServiceEntry {
+        id: ServiceId(1),
+        domain: policy::DEFAULT_DOMAIN.to_owned(),
+        name: "x".to_owned(),
+        port: 7000,
+    }]);
+    let port_of = |vm: &str| directory.path().join(format!("{vm}_7000"));
+    turn_until(
+        &mut fabric,
+        "the other VM has a socket for its calls",
+        || port_of("other").exists(),
+    );
+    assert!(!port_of("slow").exists());
     let mut accepted = None;
     turn_until(&mut fabric, "the other VMM is called", || {
         accepted = accepted.take().or_else(|| other.accept().ok());
@@ -85,6 +99,8 @@ fn who_looks_for_a_vmm_in_vain_holds_up_its_own_callers_alone() {
         assert!(refused.starts_with("ERR "), "{refused}");
     }
     drop(release);
+    let _ = fabric.all_done().recv();
+    assert!(port_of("slow").exists());
     // Those who have given up are not put through.
     let _late = call(directory.path(), "slow");
     turn_until(&mut fabric, "the VMM is called", || slow.accept().is_ok());
