@@ -128,6 +128,10 @@ impl House {
 
     /// Nothing is left of any circuit.
     pub(crate) fn check_empty(&mut self) {
+        self.until("what is left is taken", |house| {
+            let lines = house.fabric.lines();
+            lines.iter().all(|line| line.report.circuits == 0)
+        });
         let mut from = Some(0);
         while let Some(slice) = from {
             let slice = self

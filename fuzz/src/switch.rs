@@ -86,6 +86,8 @@ struct World {
     /// Bytes in the device's keeping, by circuit and the side that sent them.
     kept: BTreeMap<(CircuitId, Side), u64>,
     hosts: BTreeMap<CircuitId, HostCircuit>,
+    /// Circuits whose programs have yet to take what is left.
+    untaken: BTreeSet<CircuitId>,
     /// Host programs' dials that the switch has yet to answer: one at a time.
     token: u64,
     /// Say what happens: `RINGDOWN_FUZZ_TRACE=1`, for a case that fails.
@@ -121,6 +123,7 @@ impl World {
             operator: Operator::new(),
             kept: BTreeMap::new(),
             hosts: BTreeMap::new(),
+            untaken: BTreeSet::new(),
             token: 0,
             traced: std::env::var_os("RINGDOWN_FUZZ_TRACE").is_some(),
             released: BTreeSet::new(),
@@ -344,6 +347,9 @@ impl World {
     }
 
     fn host_acts(&mut self, dice: &mut Dice<'_>) {
+        if let Some(circuit) = self.untaken.pop_first() {
+            return drop(self.tell(Event::Taken { circuit }));
+        }
         let circuits: Vec<CircuitId> = self.hosts.keys().copied().collect();
         if circuits.is_empty() {
             return;
@@ -499,12 +505,16 @@ impl World {
             Action::HostRejected { circuit, .. } | Action::HostClose { circuit, .. } => {
                 let host = self.hosts.remove(&circuit);
                 assert!(host.is_some(), "{action:?}: there is no socket");
+                if matches!(action, Action::HostClose { reset: false, .. }) {
+                    self.untaken.insert(circuit);
+                }
             }
             Action::Discard { circuit, from } => {
                 self.kept.remove(&(circuit, from));
             }
             Action::Released { circuit } => {
                 self.hosts.remove(&circuit);
+                self.untaken.remove(&circuit);
                 self.kept.retain(|(id, _), _| *id != circuit);
                 self.released.insert(circuit);
                 self.forget_call(circuit);
@@ -596,6 +606,9 @@ impl World {
             };
             self.now = self.now.max(at);
             self.tell(Event::Tick);
+        }
+        while let Some(circuit) = self.untaken.pop_first() {
+            self.tell(Event::Taken { circuit });
         }
         self.check();
         assert_eq!(self.switch.poll_at(), None, "timers without end");

@@ -191,11 +191,6 @@ pub(crate) fn reset_on_close(socket: &OwnedFd) {
     let _ = set_socket_linger(socket, Some(Duration::ZERO));
 }
 
-/// Everything has passed: its close is no reset.
-pub(crate) fn end_on_close(socket: &OwnedFd) {
-    let _ = set_socket_linger(socket, None);
-}
-
 /// Takes up to `len` bytes of a request out of the socket.
 pub(crate) fn take_request(socket: &OwnedFd, len: usize) {
     let mut bytes = [0; MAX_REQUEST_LEN];

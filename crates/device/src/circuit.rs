@@ -12,6 +12,7 @@ use crate::dialer::Connected;
 use crate::host_socket::HostSocket;
 use crate::kept::{Kept, Parcel};
 use crate::relay::Relay;
+use crate::remainder::Remainder;
 use crate::slow::Party;
 
 pub(crate) struct CircuitIo {
@@ -22,6 +23,8 @@ pub(crate) struct CircuitIo {
     pub(crate) answered_by: Option<Connected>,
     /// Two sockets that have been joined.
     pub(crate) relay: Option<Box<Relay>>,
+    /// What is left of them when everything has passed.
+    pub(crate) remainder: Option<Remainder>,
     /// Among those that are looked at in this turn.
     pub(crate) scheduled: bool,
     /// The socket to a VMM that has yet to say whether its guest answers.
@@ -46,6 +49,7 @@ impl CircuitIo {
             host: None,
             answered_by: None,
             relay: None,
+            remainder: None,
             scheduled: false,
             ringing: None,
             proof: None,

@@ -73,8 +73,6 @@ pub struct Connected {
     pub unread: usize,
     /// The other end is in this process, so that calls on the socket cannot be made slow.
     pub peer_is_ours: bool,
-    /// Its close is a reset until it is known to have ended.
-    pub(crate) resets: bool,
     /// Whose the other end is, if not ours.
     pub(crate) party: Option<Party>,
 }
@@ -97,7 +95,6 @@ impl Connected {
             ended_first: None,
             unread: 0,
             peer_is_ours: false,
-            resets: false,
             party: None,
         }
     }

@@ -19,6 +19,7 @@ mod pass;
 mod prospect;
 mod redial;
 mod relay;
+mod remainder;
 mod rx;
 mod serial;
 mod slow;
@@ -155,6 +156,8 @@ pub struct Fabric {
     /// When the next caller in line has waited too long, in the order of arrival: all have the same patience.
     caller_deadlines: VecDeque<(Time, u32)>,
     redials: Redials,
+    /// Circuits whose peers have yet to take something, by when to look again.
+    remainders: BTreeSet<(Time, CircuitId)>,
     /// Listeners that accept no call until then, in order of time, and until this party has few sockets left to be closed.
     resting_listeners: VecDeque<(Time, Token, Option<Party>)>,
     /// Lines that are not drained until then, as their guests have sent too many packets without payload.
@@ -249,6 +252,7 @@ impl Fabric {
             callers: Slab::new(),
             caller_deadlines: VecDeque::new(),
             redials: Redials::default(),
+            remainders: BTreeSet::new(),
             resting_listeners: VecDeque::new(),
             throttled_lines: BTreeSet::new(),
             owed_interrupts: VecDeque::new(),
@@ -486,6 +490,7 @@ impl Fabric {
         }
         self.expire_callers();
         self.redial();
+        self.look_at_remainders();
         self.wake_listeners();
         self.end_throttles();
         self.pay_interrupts();

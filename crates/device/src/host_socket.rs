@@ -33,8 +33,6 @@ pub(crate) struct HostSocket {
     /// reset: a program finds an error behind the last byte it received, and not the end of the data, only if its
     /// peer closed without having read everything (unix(7), `ECONNRESET`).
     pub(crate) request_len: usize,
-    /// Its close is a reset until it is known to have ended: see [`reset_on_close`](crate::caller::reset_on_close).
-    pub(crate) resets: bool,
     /// It has failed, which the system says once: the end behind what it still holds is none.
     pub(crate) broken: bool,
     /// What is to last as long as the socket.
@@ -105,7 +103,6 @@ impl HostSocket {
             unanswered,
             short_of_room: false,
             request_len: 0,
-            resets: false,
             broken: false,
             hold: None,
             cut: None,

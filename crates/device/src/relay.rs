@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use vsock::{CircuitId, Side};
 
-use crate::caller::{end_on_close, take_request};
+use crate::caller::take_request;
 use crate::dialer::{Connected, Cut, EndedFirst, Hold, is_cut, mark};
 use crate::host_socket::{BehindRequest, HostSocket, behind_request, is_broken};
 use crate::reactor::EventFlags;
@@ -114,7 +114,7 @@ impl Relay {
         }
     }
 
-    /// Both are about to be closed, of which everything has passed: no reset, which would overtake what a TCP peer has yet to receive.
+    /// Everything has passed, and both are about to be closed.
     pub(crate) fn end(&self, id: CircuitId, slow: &mut Slow) {
         for leg in &self.legs {
             if leg.unread > 0 {
@@ -123,7 +123,6 @@ impl Relay {
                 });
             }
             leg.ends();
-            end_on_close(&leg.socket);
         }
     }
 

@@ -1,6 +1,6 @@
-//! Options of sockets that have no other wrapper.
+//! Options and state of sockets that have no other wrapper.
 //!
-//! It needs `unsafe` for `setsockopt` with a value of bytes, or with a filter.
+//! It needs `unsafe` for `setsockopt` with a value of bytes, or with a filter, and for an `ioctl`.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -70,6 +70,22 @@ pub fn choose_by_mark(socket: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
+/// How much of what this socket has sent its peer has yet to take: to acknowledge, in bytes (TCP, where the end counts as one), or to read, in what it takes
+/// up in the kernel (UNIX).
+///
+/// # Errors
+/// That the connection is no more.
+pub fn untaken(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // A TCP socket that was reset still says how much was under way.
+    rustix::net::getpeername(socket)?;
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one number, for which there is room.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        0 => Ok(u32::try_from(bytes).unwrap_or(0)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn set(socket: BorrowedFd<'_>, level: i32, option: i32, value: &[u8]) -> io::Result<()> {
     let (pointer, len) = (value.as_ptr().cast(), value.len() as libc::socklen_t);
     // SAFETY: the kernel reads so many bytes, which are there; none of these options has a pointer in them.
@@ -96,5 +112,30 @@ mod tests {
         let error = set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_DEBUG, &one);
         assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EINVAL));
         set_vsock_connect_timeout(socket.as_fd(), Duration::from_secs(1)).unwrap_err();
+    }
+
+    /// Bytes that are there to be taken, and then are.
+    #[test]
+    fn what_a_peer_has_yet_to_take_is_known_until_it_has_or_is_gone() {
+        use std::io::{Read, Write};
+        let (mut one, mut other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(untaken(one.as_fd()).unwrap(), 0);
+        one.write_all(b"four").unwrap();
+        assert_ne!(untaken(one.as_fd()).unwrap(), 0);
+        other.read_exact(&mut [0; 4]).unwrap();
+        assert_eq!(untaken(one.as_fd()).unwrap(), 0);
+        one.write_all(b"more").unwrap();
+        drop(other);
+        assert_eq!(untaken(one.as_fd()).unwrap(), 0);
+
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        near.set_nonblocking(true).unwrap();
+        while near.write(&[0; 65536]).is_ok() {}
+        assert!(untaken(near.as_fd()).unwrap() > 0);
+        // With what it has not read, it is a reset.
+        drop(far);
+        assert!(untaken(near.as_fd()).is_err());
     }
 }

@@ -39,6 +39,10 @@ pub(crate) struct Circuit {
     #[serde(skip)]
     pub(crate) throttled: Option<Throttle>,
     pub(crate) deadline: Option<Deadline>,
+    /// It has ended in order at sockets of the host's, whose peers have yet to take what is left in them: until [`Event::Taken`](crate::Event::Taken) it keeps its
+    /// places.
+    #[serde(skip)]
+    pub(crate) untaken: bool,
     #[serde(skip)]
     pub(crate) opened_at: Time,
     /// Bytes that have reached the other side, by the side that sent them.

@@ -9,7 +9,7 @@ use crate::end::Party;
 use crate::event::{Action, Direction};
 use crate::flow::{Ending, Flow};
 use crate::switch::Actions;
-use crate::{Reason, Side, Switch};
+use crate::{CircuitId, Reason, Side, Switch};
 
 /// Deadlines that are met in one tick. The next tick is due at once while there are more.
 const DEADLINES_AT_ONCE: usize = 256;
@@ -76,6 +76,7 @@ impl Switch {
             return;
         }
         self.note(index, Side::Caller, reason, actions);
+        self.circuits[index].untaken = false;
         for side in [Side::Caller, Side::Callee] {
             self.refuse(index, side, actions);
             let circuit = &mut self.circuits[index];
@@ -205,10 +206,22 @@ impl Switch {
         for side in [Side::Caller, Side::Callee] {
             self.settle_end(now, index, side, actions);
         }
+        self.release_if_over(index, actions);
+    }
+
+    /// Forgets a circuit that is over on both ends, and of which nothing is left.
+    pub(crate) fn release_if_over(&mut self, index: usize, actions: &mut Actions) {
         let circuit = &self.circuits[index];
-        if circuit.ends.iter().all(|end| end.gone) {
+        if circuit.ends.iter().all(|end| end.gone) && !circuit.untaken {
             self.release(index, actions);
         }
+    }
+
+    /// The peers of its sockets have taken everything.
+    pub(crate) fn taken(&mut self, id: CircuitId, actions: &mut Actions) {
+        let Some(index) = self.find(id) else { return };
+        self.circuits[index].untaken = false;
+        self.release_if_over(index, actions);
     }
 
     /// Passes on the end of what `from` sends, and the refusal of the other side to receive more.
@@ -281,6 +294,7 @@ impl Switch {
         match end.party {
             Party::Host | Party::Hybrid { .. } if both_over => {
                 end.gone = true;
+                circuit.untaken = true;
                 actions.push(Action::HostClose {
                     circuit: id,
                     reset: false,
@@ -317,7 +331,7 @@ impl Switch {
     }
 
     /// Forgets a circuit that is over on both ends.
-    pub(crate) fn release(&mut self, index: usize, actions: &mut Actions) {
+    fn release(&mut self, index: usize, actions: &mut Actions) {
         self.close_handshake(index);
         self.set_deadline(index, None);
         self.end_throttle(index);

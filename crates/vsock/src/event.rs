@@ -58,8 +58,13 @@ pub enum Event {
         /// The caller's own name for this attempt, given back in the answer, as with [`Event::HostDial`].
         token: u64,
     },
-    /// Both directions between two sockets that [`Action::Relay`] has joined are over.
+    /// Both directions between two sockets that [`Action::Relay`] has joined are over. The circuit keeps its places until [`Event::Taken`].
     RelayEnded {
+        /// The circuit.
+        circuit: CircuitId,
+    },
+    /// The peers of a circuit's sockets have taken everything after [`Event::RelayEnded`], or after an [`Action::HostClose`] that was no reset.
+    Taken {
         /// The circuit.
         circuit: CircuitId,
     },
@@ -295,7 +300,8 @@ pub enum Action {
         /// Which direction.
         direction: Direction,
     },
-    /// Close the host program's socket and forget what is kept for it.
+    /// Close the host program's socket and forget what is kept for it. Without a reset, the circuit keeps its places until [`Event::Taken`]: what the program has
+    /// yet to take is in the host's memory.
     HostClose {
         /// The circuit.
         circuit: CircuitId,

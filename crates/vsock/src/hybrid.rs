@@ -237,16 +237,16 @@ impl Switch {
     }
 
     /// Two joined sockets have no more to say to each other.
-    pub(crate) fn relay_ended(&mut self, id: CircuitId, actions: &mut Actions) {
+    pub(crate) fn relay_ended(&mut self, id: CircuitId) {
         let Some(index) = self.find(id) else { return };
-        let circuit = &self.circuits[index];
+        let circuit = &mut self.circuits[index];
         if !circuit.is_relayed() || !circuit.answered {
             return;
         }
-        for side in [Side::Caller, Side::Callee] {
-            self.circuits[index].end_mut(side).gone = true;
+        for end in &mut circuit.ends {
+            end.gone = true;
         }
-        self.release(index, actions);
+        circuit.untaken = true;
     }
 }
 

@@ -102,6 +102,10 @@ impl Switch {
                 inherited.malformed += 1;
                 continue;
             };
+            if circuit.ends.iter().all(|end| end.gone) {
+                // Only peers of the host's had yet to take something.
+                continue;
+            }
             let (circuit, is_lost) = self.moved(circuit, now, lines);
             if circuit.ends.iter().all(|end| end.gone) {
                 inherited.reset += 1;

@@ -107,6 +107,8 @@ reasons! {
     DaemonEnded "ended_daemon_ended";
     #[error("egress could not reach the destination that it was asked for: `ringdown why VM name:NAME PORT` says why")]
     EgressFailed "ended_egress_failed";
+    #[error("it had ended, and its peer had no room for 60 seconds for what was left")]
+    NotTaken "ended_not_taken";
 }
 
 impl From<RuleLimit> for Reason {

@@ -195,7 +195,8 @@ impl Switch {
             Event::HybridDial { line, port, token } => {
                 self.hybrid_dial(now, line, port, token, actions);
             }
-            Event::RelayEnded { circuit } => self.relay_ended(circuit, actions),
+            Event::RelayEnded { circuit } => self.relay_ended(circuit),
+            Event::Taken { circuit } => self.taken(circuit, actions),
             Event::HostDialed { circuit, result } => {
                 self.host_dialed(now, circuit, result, actions)
             }
@@ -408,6 +409,7 @@ impl Switch {
             call,
             throttled: None,
             deadline: None,
+            untaken: false,
             opened_at: now,
             passed: [0; 2],
             accounted: [0; 2],

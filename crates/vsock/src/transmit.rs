@@ -186,7 +186,7 @@ impl Switch {
     fn settle_after_reset(&mut self, now: Time, index: usize, actions: &mut Actions) {
         let circuit = &self.circuits[index];
         if circuit.ends.iter().all(|end| end.gone) {
-            self.release(index, actions);
+            self.release_if_over(index, actions);
         } else {
             self.settle(now, index, actions);
         }

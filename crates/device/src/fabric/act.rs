@@ -6,7 +6,7 @@ use wire::connect;
 use wire::vsock::SocketType;
 
 use super::{Fabric, peek_circuit};
-use crate::caller::{Who, end_on_close};
+use crate::caller::Who;
 use crate::circuit::CircuitIo;
 use crate::dialer::mark;
 
@@ -153,6 +153,7 @@ impl Fabric {
     /// unread, so that the program sees an error and not the end of the data, as a TCP peer does that is reset.
     fn host_close(&mut self, id: CircuitId, cut_short: bool) {
         self.redials.remove(id);
+        self.close_remainder(id);
         if !cut_short {
             self.take_host_request(id);
         }
@@ -170,23 +171,20 @@ impl Fabric {
             self.close_held(answered_by.socket, callee, answered_by.hold);
         }
         if let Some(relay) = relay {
-            match cut_short {
-                true => relay.mark_cut(),
-                false => relay.end(id, &mut self.slow),
-            }
+            relay.mark_cut();
             for (socket, party, hold) in relay.into_sockets() {
                 self.close_held(socket, party, hold);
             }
         }
-        if let Some(host) = host {
-            if cut_short {
-                mark(host.cut.as_ref());
-            } else {
+        if !cut_short {
+            if let Some(host) = &host {
                 host.ends();
-                if host.resets {
-                    end_on_close(&host.socket);
-                }
             }
+            let sockets = host.map(|host| (host.socket, host.party, host.hold));
+            return self.close_when_taken(id, sockets.into_iter().collect());
+        }
+        if let Some(host) = host {
+            mark(host.cut.as_ref());
             self.close_held(host.socket, host.party, host.hold);
         }
     }

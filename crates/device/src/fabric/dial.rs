@@ -215,9 +215,8 @@ impl Fabric {
                 return;
             };
             match result {
-                Ok(mut connected) => {
+                Ok(connected) => {
                     reset_on_close(&connected.socket);
-                    connected.resets = true;
                     self.host_reached(circuit, connected);
                 }
                 Err(reason) => self.tell(Event::HostDialed {
@@ -422,7 +421,6 @@ impl Fabric {
         host.cut = connected.cut;
         host.ended_first = connected.ended_first;
         host.request_len = connected.unread;
-        host.resets = connected.resets;
         circuit.host = Some(host);
         let socket = self.circuits[id.index as usize]
             .as_ref()

@@ -392,7 +392,6 @@ impl Fabric {
             .retag(&caller.socket, Token::Circuit(id), SOCKET_EVENTS);
         let mut host = HostSocket::new(caller.socket, caller.party, true);
         host.request_len = caller.request_len;
-        host.resets = matches!(caller.who, Who::Published { .. });
         host.cut = caller.cut;
         if !circuit.is_stream() {
             // Messages cannot be looked at beyond the first.

@@ -104,10 +104,8 @@ impl Fabric {
         self.message_room = room;
         if !broken && relay.is_over() {
             relay.end(id, &mut self.slow);
-            for (socket, party, hold) in relay.into_sockets() {
-                self.close_held(socket, party, hold);
-            }
             self.tell(Event::RelayEnded { circuit: id });
+            self.close_when_taken(id, relay.into_sockets().into());
             return passed;
         }
         let full = [Side::Caller, Side::Callee].map(|side| relay.is_full(side));

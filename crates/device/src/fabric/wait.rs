@@ -171,6 +171,7 @@ impl Fabric {
             self.switch.poll_at(),
             self.caller_deadlines.front().map(|(at, _)| *at),
             self.redials.next_at(),
+            self.remainders.first().map(|(at, _)| *at),
             self.resting_listeners.front().map(|(at, ..)| *at),
             self.throttled_lines.first().map(|(at, _)| *at),
             self.owed_interrupts.front().map(|(at, _)| *at),

@@ -16,13 +16,18 @@ use crate::vmm::{Manner, Vmm};
 /// A house with the service `registry` at port 5000, and the VM `fc` that may call it.
 pub fn with_registry(rule: Rule) -> (House, Vmm, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (house, vmm) = with_registry_at(rule, &listener);
+    (house, vmm, listener)
+}
+
+fn with_registry_at(rule: Rule, listener: &TcpListener) -> (House, Vmm) {
     let address = listener.local_addr().unwrap();
     let house = House::new(HashMap::from([(ServiceId(1), address)]));
     house.set_rules(vec![rule], false);
     house.offer(&[(1, "registry", 5000)]);
     house.add("fc", 3);
     let vmm = Vmm::start(&house.path("fc"), Manner::Accept(b""));
-    (house, vmm, listener)
+    (house, vmm)
 }
 
 #[test]
@@ -214,4 +219,51 @@ fn a_reset_of_a_service_is_no_end_of_data() {
     house.wait_for_circuits(0);
     let ended = house.ask(|fabric| fabric.lines())[0].report.counters.ended;
     assert_eq!(ended[Reason::PeerReset.index()], 1);
+}
+
+/// What is left when both directions have ended is in the host's memory.
+const LEFT: usize = 64 << 10;
+
+fn keeps_its_place(house: &House) {
+    for _ in 0..200 {
+        assert_eq!(house.circuits(), 1);
+    }
+}
+
+fn reads_all(mut reader: impl Read) {
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    assert!(bytes == pattern(LEFT, 1), "{} bytes", bytes.len());
+}
+
+#[test]
+fn a_circuit_keeps_its_place_until_a_service_has_taken_everything() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 16384).unwrap();
+    let (house, vmm) = with_registry_at(calls_services("fc"), &listener);
+    let mut near = vmm.dial(5000).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    far.shutdown(Shutdown::Write).unwrap();
+    near.write_all(&pattern(LEFT, 1)).unwrap();
+    near.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(near.read(&mut [0]).unwrap(), 0);
+    keeps_its_place(&house);
+    reads_all(far);
+    house.wait_for_circuits(0);
+}
+
+#[test]
+fn a_circuit_keeps_its_place_until_a_vmm_has_read_everything() {
+    let (house, vmm, listener) = with_registry(calls_services("fc"));
+    let near = vmm.dial(5000).unwrap();
+    let (mut far, _) = listener.accept().unwrap();
+    far.set_read_timeout(Some(PATIENCE)).unwrap();
+    near.shutdown(Shutdown::Write).unwrap();
+    far.write_all(&pattern(LEFT, 1)).unwrap();
+    far.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(far.read(&mut [0]).unwrap(), 0);
+    keeps_its_place(&house);
+    reads_all(near);
+    house.wait_for_circuits(0);
 }

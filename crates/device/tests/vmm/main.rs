@@ -14,6 +14,7 @@ mod slow;
 mod turns;
 mod turns_of_sockets;
 mod unmapping;
+mod untaken;
 #[path = "../watchers/mod.rs"]
 mod watchers;
 mod wrong_device;

@@ -9,11 +9,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use device::{Cut, EndedFirst};
+use device::{Cut, EndedFirst, Left, end_in_order, left_in, next_look};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf as TcpReadHalf, WriteHalf as TcpWriteHalf};
 use tokio::net::unix::{ReadHalf as UnixReadHalf, WriteHalf as UnixWriteHalf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::time::{Instant, sleep};
 use wire::vsock::SocketType;
 
 use super::rules::Share;
@@ -45,6 +46,11 @@ pub(crate) trait Socket {
 
     /// Everything has passed: its close is an end.
     fn end(&mut self) {}
+
+    /// What its peer has yet to take, where that is in memory of the host's that nothing else counts.
+    fn left(&self) -> Left {
+        Left::Nothing
+    }
 }
 
 impl Socket for TcpStream {
@@ -61,7 +67,11 @@ impl Socket for TcpStream {
     }
 
     fn end(&mut self) {
-        let _ = rustix::net::sockopt::set_socket_linger(self.as_fd(), None);
+        end_in_order(&*self);
+    }
+
+    fn left(&self) -> Left {
+        left_in(self.as_fd())
     }
 }
 
@@ -72,6 +82,10 @@ impl Socket for UnixStream {
 
     fn directions(&mut self) -> (UnixReadHalf<'_>, UnixWriteHalf<'_>) {
         self.split()
+    }
+
+    fn left(&self) -> Left {
+        left_in(self.as_fd())
     }
 }
 
@@ -131,7 +145,7 @@ impl Socket for CircuitEnd {
 }
 
 /// Carries bytes until both directions have ended; the close of the sockets is an end then. When one breaks, or when this is dropped before, both
-/// are cut.
+/// are cut. It lasts until the peers have taken everything.
 pub(crate) async fn relay(one: &mut impl Socket, other: &mut impl Socket, share: &Share) {
     // Beside what the sockets say themselves.
     let cuts = [one.cut(), other.cut()].map(Option::unwrap_or_default);
@@ -156,6 +170,10 @@ pub(crate) async fn relay(one: &mut impl Socket, other: &mut impl Socket, share:
     if matches!(result, Ok(false)) {
         one.end();
         other.end();
+        let start = Instant::now();
+        while [one.left(), other.left()].contains(&Left::Something) {
+            sleep(next_look(start.elapsed())).await;
+        }
     }
 }
 
@@ -222,7 +240,9 @@ fn is_broken(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::sockopt::{set_socket_recv_buffer_size, set_tcp_user_timeout};
     use tokio::net::TcpListener;
+    use tokio::task::JoinHandle;
 
     use super::*;
 
@@ -253,5 +273,63 @@ mod tests {
         assert!(arrived == answer, "{} bytes arrived", arrived.len());
         relayed.await.unwrap();
         assert!(cut.load(Ordering::Acquire), "and it is no end");
+    }
+
+    const LEFT: usize = 64 << 10;
+
+    /// A guest that has sent something and ended, and a TCP server that has ended and takes nothing of it. With another descriptor of our socket.
+    async fn ended() -> (JoinHandle<()>, std::net::TcpStream, OwnedFd) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        set_socket_recv_buffer_size(&listener, 16384).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut near_server = TcpStream::connect(address).await.unwrap();
+        near_server.begin();
+        let ours = near_server.as_fd().try_clone_to_owned().unwrap();
+        let (server, _) = listener.accept().unwrap();
+        server.shutdown(std::net::Shutdown::Write).unwrap();
+        let (mut guest, theirs, _) = CircuitEnd::pair().unwrap();
+        let theirs = std::os::unix::net::UnixStream::from(theirs);
+        let mut theirs = UnixStream::from_std(theirs).unwrap();
+        let relayed = tokio::spawn(async move {
+            relay(&mut guest, &mut near_server, &Share::default()).await;
+        });
+        theirs.write_all(&[1; LEFT]).await.unwrap();
+        theirs.shutdown().await.unwrap();
+        theirs.read_to_end(&mut Vec::new()).await.unwrap();
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+            assert!(!relayed.is_finished());
+        }
+        (relayed, server, ours)
+    }
+
+    #[tokio::test]
+    async fn a_relay_lasts_until_its_peer_has_taken_everything() {
+        let (relayed, mut server, _) = ended().await;
+        let reader =
+            tokio::task::spawn_blocking(move || std::io::copy(&mut server, &mut std::io::sink()));
+        relayed.await.unwrap();
+        assert_eq!(reader.await.unwrap().unwrap(), LEFT as u64);
+    }
+
+    #[tokio::test]
+    async fn a_relay_ends_when_its_peer_is_given_up() {
+        let (relayed, mut server, ours) = ended().await;
+        set_tcp_user_timeout(&ours, 1).unwrap();
+        relayed.await.unwrap();
+        drop(ours);
+        let error = std::io::copy(&mut server, &mut std::io::sink()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    /// The configuration has changed, or the VM is gone.
+    #[tokio::test]
+    async fn what_is_left_goes_out_with_its_end_when_a_relay_is_given_up() {
+        let (relayed, mut server, ours) = ended().await;
+        drop(ours);
+        relayed.abort();
+        assert!(relayed.await.unwrap_err().is_cancelled());
+        let read = std::io::copy(&mut server, &mut std::io::sink()).unwrap();
+        assert_eq!(read, LEFT as u64);
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use config::listeners::Spoken;
-use device::EndedFirst;
+use device::{EndedFirst, Left};
 use rustix::net::sockopt::{set_socket_keepalive, set_socket_linger};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpSocket, TcpStream};
@@ -44,6 +44,10 @@ impl Socket for Server {
 
     fn end(&mut self) {
         self.stream.end();
+    }
+
+    fn left(&self) -> Left {
+        self.stream.left()
     }
 }
 

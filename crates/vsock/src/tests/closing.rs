@@ -6,7 +6,7 @@ use policy::LineId;
 use wire::vsock::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use super::model::{After, Call, Plan, World, reads, sends, sleeps};
-use crate::{Limits, Reason};
+use crate::{Action, CircuitId, CircuitState, Event, Limits, Reason};
 
 /// Sends and closes at once, without waiting for anything.
 fn sends_and_closes(bytes: u64) -> Plan {
@@ -369,4 +369,58 @@ fn a_shutdown_of_nothing_changes_nothing() {
     world.settle();
     assert!(world.programs[&1].end_shown);
     world.finish();
+}
+
+/// A call of the guest's that has ended in order, and whose program has yet to take something, at a line with room for one.
+pub(super) fn ended_and_untaken() -> (World, LineId, CircuitId) {
+    let limits = Limits {
+        circuits: 1,
+        ..Limits::default()
+    };
+    let (mut world, lines) = World::of(1, limits);
+    world.takes = false;
+    world.listen_host(lines[0], 80, reads());
+    let socket = world.connect(lines[0], 80, sleeps());
+    world.settle();
+    let circuit = world.switch.circuits.iter().next().unwrap().1.id;
+    let now = world.now;
+    let guest = world.guests.get_mut(&lines[0]).unwrap();
+    guest.close(now, socket, &mut world.audit);
+    world.settle();
+    assert!(!world.guest(lines[0]).sockets.contains_key(&socket));
+    let closed = Call::Closed { reset: false };
+    assert_eq!(world.programs[&1].call, closed);
+    (world, lines[0], circuit)
+}
+
+/// What the program has yet to take of a circuit that is over for its guest is the host's memory, whatever the guest does.
+#[test]
+fn a_circuit_keeps_its_place_until_its_program_has_taken_everything() {
+    let (mut world, line, circuit) = ended_and_untaken();
+    let state = world.switch.circuit(circuit).unwrap().state;
+    assert_eq!(state, CircuitState::Closing);
+    for _ in 0..2 {
+        let refused = world.connect(line, 80, sleeps());
+        world.settle();
+        assert!(!world.is_established(line, refused));
+        world.line_up(line);
+    }
+    assert_eq!(world.reasons(), [Reason::CircuitLimit; 2]);
+
+    world.handle(Event::Taken { circuit });
+    let next = world.connect(line, 80, sleeps());
+    world.settle();
+    assert!(world.is_established(line, next));
+    world.takes = true;
+    world.finish();
+}
+
+#[test]
+fn a_circuit_whose_program_takes_nothing_can_be_cut() {
+    let (mut world, _, circuit) = ended_and_untaken();
+    let mut actions = Vec::new();
+    let reason = Reason::NotTaken;
+    let kill = Event::Kill { circuit, reason };
+    world.switch.handle(world.now, kill, &mut actions);
+    assert!(actions.contains(&Action::Released { circuit }));
 }

@@ -387,10 +387,16 @@ fn a_hybrid_vm_calls_a_service_and_the_two_sockets_are_joined() {
         |action: &&Action| matches!(action, Action::Relay { circuit: id, .. } if *id == circuit);
     assert_eq!(actions.iter().filter(joined).count(), 1);
     assert_eq!(scene.circuits_of(line), 1);
-    let actions = scene.tell(Event::RelayEnded { circuit });
+    assert_eq!(scene.tell(Event::RelayEnded { circuit }), []);
+    assert_eq!(
+        scene.circuits_of(line),
+        1,
+        "what is left is the host's memory"
+    );
+    let actions = scene.tell(Event::Taken { circuit });
     assert_eq!(actions, [Action::Released { circuit }]);
     assert_eq!(scene.circuits_of(line), 0);
-    assert_eq!(scene.tell(Event::RelayEnded { circuit }), []);
+    assert_eq!(scene.tell(Event::Taken { circuit }), []);
 }
 
 #[test]
@@ -447,6 +453,7 @@ fn limits_hold_for_hybrid_lines() {
     dialling(&scene.calls(5000));
     assert_refused(&scene.calls(5000), Reason::CircuitLimit);
     scene.tell(Event::RelayEnded { circuit: first });
+    scene.tell(Event::Taken { circuit: first });
     assert_refused(&scene.calls(5000), Reason::HalfOpenLimit);
 
     let slow = Limits {
@@ -476,6 +483,7 @@ fn a_rules_circuits_count_joined_sockets_until_they_are_closed() {
     scene.answer(circuit, Ok(()));
     assert_refused(&scene.calls(5000), Reason::RuleCircuits);
     scene.tell(Event::RelayEnded { circuit });
+    scene.tell(Event::Taken { circuit });
     dialling(&scene.calls(5000));
 }
 

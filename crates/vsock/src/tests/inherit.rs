@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use policy::{Address, LineId};
 use wire::vsock::{HOST_CID, Operation, SocketType};
 
+use super::closing::ended_and_untaken;
 use super::model::{Plan, Socket, World, reads, sends, sleeps};
 use super::random::Random;
 use crate::{CircuitState, Event, Inherited, Limits, Record, Side, Switch};
@@ -311,4 +312,21 @@ fn any_circuit_fits_its_record() {
     }
     let len = postcard::to_allocvec(circuit).unwrap().len();
     assert!(len <= crate::inherit::RECORD_BYTES, "{len}");
+}
+
+#[test]
+fn what_only_a_program_has_yet_to_take_is_not_inherited() {
+    let (mut world, line, circuit) = ended_and_untaken();
+    let mut records = Records::new();
+    world.switch.record_changes();
+    world.switch.note_changed(circuit);
+    record(&mut world.switch, &mut records);
+    assert_eq!(records.len(), 1);
+    let inherited = hand_over(&mut world, &mut records);
+    assert_eq!(inherited, Inherited::default());
+    // Its end went unreported with the switch before.
+    world.ended += 1;
+    let socket = world.connect(line, 80, sleeps());
+    world.settle();
+    assert!(world.is_established(line, socket), "its place is free");
 }

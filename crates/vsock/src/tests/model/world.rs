@@ -43,7 +43,7 @@ pub(crate) struct World {
     /// What has become of calls.
     pub(crate) decided: Vec<Decided>,
     /// How many circuits are over that were put through.
-    pub(super) ended: u64,
+    pub(crate) ended: u64,
     /// Calls that were made.
     pub(crate) dials: u64,
     /// How often the rules have changed.
@@ -63,6 +63,8 @@ pub(crate) struct World {
     pub(super) next_program: u64,
     /// What a UNIX socket of the host takes, in bytes.
     pub(crate) socket_buffer: u32,
+    /// Whether peers take at once what is left in the sockets of circuits that have ended.
+    pub(crate) takes: bool,
 }
 
 impl World {
@@ -96,6 +98,7 @@ impl World {
             pending: VecDeque::new(),
             next_program: 1,
             socket_buffer: SOCKET_BUFFER,
+            takes: true,
         }
     }
 
@@ -293,6 +296,9 @@ impl World {
                 program.end_shown || program.refuses,
                 "closed without an end of data"
             );
+            if self.takes {
+                self.pending.push_back(Event::Taken { circuit });
+            }
         }
         self.stores.remove(&(circuit, Side::Caller));
         self.stores.remove(&(circuit, Side::Callee));
