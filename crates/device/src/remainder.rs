@@ -69,12 +69,6 @@ impl Remainder {
         Remainder { since, sockets }
     }
 
-    /// Whether one of them is this party's.
-    pub(crate) fn is_with(&self, party: Party) -> bool {
-        let mut parties = self.sockets.iter().map(|(_, party, _)| *party);
-        parties.any(|known| known == Some(party))
-    }
-
     pub(crate) fn left(&self) -> Left {
         let mut of_all = Left::Nothing;
         for (socket, ..) in &self.sockets {

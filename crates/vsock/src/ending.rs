@@ -76,7 +76,6 @@ impl Switch {
             return;
         }
         self.note(index, Side::Caller, reason, actions);
-        self.circuits[index].untaken = false;
         for side in [Side::Caller, Side::Callee] {
             self.refuse(index, side, actions);
             let circuit = &mut self.circuits[index];

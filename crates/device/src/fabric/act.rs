@@ -153,7 +153,6 @@ impl Fabric {
     /// unread, so that the program sees an error and not the end of the data, as a TCP peer does that is reset.
     fn host_close(&mut self, id: CircuitId, cut_short: bool) {
         self.redials.remove(id);
-        self.close_remainder(id);
         if !cut_short {
             self.take_host_request(id);
         }

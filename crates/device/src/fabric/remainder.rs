@@ -23,32 +23,26 @@ impl Fabric {
         let Some(circuit) = self.circuit(id) else {
             return;
         };
-        let Some(remainder) = &circuit.remainder else {
+        let Some(remainder) = circuit.remainder.take() else {
             return;
         };
-        let event = match remainder.left() {
-            Left::Nothing => Event::Taken { circuit: id },
+        match remainder.left() {
+            Left::Nothing => {}
             Left::Something => {
                 let at = remainder.next_look(now);
+                circuit.remainder = Some(remainder);
                 self.remainders.insert((at, id));
                 return;
             }
-            Left::GivenUp => Event::Kill {
+            Left::GivenUp => self.tell(Event::Kill {
                 circuit: id,
                 reason: Reason::NotTaken,
-            },
-        };
-        self.close_remainder(id);
-        self.tell(event);
-    }
-
-    /// Closes what is left of a circuit, whether it has been taken or not.
-    pub(super) fn close_remainder(&mut self, id: CircuitId) {
-        let circuit = self.circuit(id);
-        let remainder = circuit.and_then(|circuit| circuit.remainder.take());
-        for (socket, party, hold) in remainder.into_iter().flat_map(|left| left.sockets) {
+            }),
+        }
+        for (socket, party, hold) in remainder.sockets {
             self.close_held(socket, party, hold);
         }
+        self.tell(Event::Taken { circuit: id });
     }
 
     pub(super) fn look_at_remainders(&mut self) {

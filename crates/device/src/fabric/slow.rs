@@ -26,9 +26,7 @@ impl CircuitIo {
             .relay
             .as_ref()
             .map_or([None; 2], |relay| relay.parties());
-        let left = self.remainder.as_ref();
-        left.is_some_and(|left| left.is_with(party))
-            || [host, self.callee, relay[0], relay[1]].contains(&Some(party))
+        [host, self.callee, relay[0], relay[1]].contains(&Some(party))
     }
 }
 

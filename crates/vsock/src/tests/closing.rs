@@ -6,7 +6,7 @@ use policy::LineId;
 use wire::vsock::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SocketType};
 
 use super::model::{After, Call, Plan, World, reads, sends, sleeps};
-use crate::{Action, CircuitId, CircuitState, Event, Limits, Reason};
+use crate::{CircuitId, CircuitState, Event, Limits, Reason};
 
 /// Sends and closes at once, without waiting for anything.
 fn sends_and_closes(bytes: u64) -> Plan {
@@ -415,12 +415,15 @@ fn a_circuit_keeps_its_place_until_its_program_has_taken_everything() {
     world.finish();
 }
 
+/// A guest that breaks the protocol, for one, gets no place back by that.
 #[test]
-fn a_circuit_whose_program_takes_nothing_can_be_cut() {
-    let (mut world, _, circuit) = ended_and_untaken();
-    let mut actions = Vec::new();
+fn a_circuit_that_is_cut_after_its_end_keeps_its_place_as_long() {
+    let (mut world, line, circuit) = ended_and_untaken();
     let reason = Reason::NotTaken;
-    let kill = Event::Kill { circuit, reason };
-    world.switch.handle(world.now, kill, &mut actions);
-    assert!(actions.contains(&Action::Released { circuit }));
+    world.handle(Event::Kill { circuit, reason });
+    let refused = world.connect(line, 80, sleeps());
+    world.settle();
+    assert!(!world.is_established(line, refused));
+    world.handle(Event::Taken { circuit });
+    assert!(world.switch.circuit(circuit).is_none());
 }
