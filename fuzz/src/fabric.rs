@@ -152,7 +152,10 @@ pub fn a_call_in_the_ring_of_a_vm_that_goes() {
         enforce_existing: false,
         commit: Box::new(|| ()),
     });
-    assert_eq!(changed.unwrap().ended, 0);
+    assert_eq!(
+        changed.map(|changed| changed.ended).map_err(|(vm, _)| vm),
+        Ok(0)
+    );
     house.until("the other's call comes", |_| from_db.accept().is_ok());
     assert!(from_web.accept().is_err(), "there is no caller");
     drop(guests);
