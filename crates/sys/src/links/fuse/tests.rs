@@ -1,11 +1,13 @@
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use rustix::net::{AddressFamily, SocketType};
 use silent_fuse::{SilentFuse, has_own_mounts};
 
 use super::super::{Entry, Fuse, find};
 use super::*;
-use crate::socket_file::Occupant;
+use crate::socket_file::{Occupant, SocketFile};
 
 fn assert_refused<T>(result: io::Result<T>) {
     let error = result.err().expect("refused");
@@ -59,11 +61,18 @@ fn a_mount_that_comes_later_is_not_entered() {
     let scene = scene();
     let path = scene.path().join("inner/socket");
     let socket = UnixListener::bind(&path).unwrap();
+    // Who may write the directory may mount there.
+    let directory = path.parent().unwrap();
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o777)).unwrap();
     let entry = Entry::at(&path, Fuse::Refused).unwrap();
+    let new = Entry::at(&directory.join("new"), Fuse::Refused).unwrap();
     let fuse = SilentFuse::at(path.parent().unwrap()).unwrap();
     assert!(matches!(Occupant::of(&entry), Ok(Occupant::Socket)));
     let (found, stat) = entry.find().unwrap();
     assert!(entry.remove(super::super::file_id(&stat)).is_ok());
+    let late = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+    let file = SocketFile::bind(&late, new).unwrap();
+    drop(file);
     assert_eq!(entry.stat().unwrap_err().kind(), io::ErrorKind::NotFound);
     drop((found, socket));
     assert!(!fuse.was_asked());
