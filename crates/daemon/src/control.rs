@@ -4,10 +4,10 @@ mod circuits;
 mod figures;
 mod hand_over;
 mod networks;
+mod own_vmms;
 mod why;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -19,8 +19,6 @@ use api::{
 use config::limits::members;
 use config::{Channel, Chardev, LineSpec, Plan, VmRequest, VmmSocket};
 use device::{CaptureFilter, CaptureOptions, NO_CARD, NO_VSOCK_DEVICE, NOT_SHARED};
-use sys::links::{Entry, Fuse};
-use sys::socket_file::Occupant;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout_at};
 
@@ -46,6 +44,8 @@ const START_PATIENCE: Duration = Duration::from_secs(5);
 struct Known {
     lines: HashMap<String, LineStatus>,
     networks: networks::Known,
+    /// Of VMMs with a vsock device of their own.
+    own_vmms: HashMap<String, own_vmms::Seen>,
 }
 
 /// The VMs of a running daemon, and what is in force about them.
@@ -122,7 +122,7 @@ impl Control {
             let details = EventDetails::of_vm(spec.full_name());
             control.parts.events.tell(EventKind::VmAdded, details);
             let status = move |control: &Control| {
-                let known = control.known(!spec.ports.is_empty());
+                let known = control.known_of(&spec);
                 control.status(&control.in_force(), &spec, &known)
             };
             control.ask(status).await
@@ -200,9 +200,10 @@ impl Control {
     /// The VMs, by full name. Waits for the worker.
     pub fn list(&self) -> Vec<VmStatus> {
         let has_networks = self.in_force().book.plan.networks().next().is_some();
-        let known = self.known(has_networks);
+        let mut known = self.known(has_networks);
         // Behind what the workers know: of a VM that has just gone nothing is shown.
         let in_force = self.in_force();
+        known.own_vmms = self.look_at_vmms(in_force.book.plan.lines());
         let specs = in_force.book.plan.lines();
         let status = |spec| self.status(&in_force, spec, &known);
         specs.map(status).collect()
@@ -220,6 +221,15 @@ impl Control {
         Known {
             lines: lines.map(|line| (line.name.clone(), line)).collect(),
             networks: networks::Known::new(networks.unwrap_or_default()),
+            own_vmms: HashMap::new(),
+        }
+    }
+
+    /// What there is to know of one VM.
+    fn known_of(&self, spec: &LineSpec) -> Known {
+        Known {
+            own_vmms: self.look_at_vmms(std::iter::once(spec)),
+            ..self.known(!spec.ports.is_empty())
         }
     }
 
@@ -232,7 +242,7 @@ impl Control {
         self.ask(move |control| {
             let in_force = control.in_force();
             let spec = known_vm(&in_force.book.plan, &name)?;
-            let known = control.known(!spec.ports.is_empty());
+            let known = control.known_of(spec);
             Ok(control.status(&in_force, spec, &known))
         })
         .await?
@@ -302,9 +312,9 @@ impl Control {
         let full_name = spec.full_name();
         let line = known.lines.get(&full_name);
         let agent = self.readiness.agent(&full_name);
-        let own_vmm = spec.hybrid().map(at_vmm_socket);
+        let own_vmm = known.own_vmms.get(&full_name);
         let unavailable = in_force.vm_unavailable(&full_name).cloned();
-        let state = match (line, &own_vmm) {
+        let state = match (line, own_vmm) {
             _ if unavailable.is_some() => VmState::Waiting,
             _ if agent.is_some() => VmState::Ready,
             (_, Some((state, _))) => *state,
@@ -334,7 +344,7 @@ impl Control {
             kind: LineKind::from(&spec.vmm),
             state,
             attached: line.is_some_and(|line| line.attached),
-            last_fault: fault.or(own_vmm.and_then(|(_, fault)| fault)),
+            last_fault: fault.or_else(|| own_vmm.and_then(|(_, fault)| fault.clone())),
             cut_off: line.is_some_and(|line| line.cut_off),
             another_waits: line.is_some_and(|line| line.another_waits),
             paused: line.is_some_and(|line| line.paused),
@@ -367,20 +377,6 @@ fn known_vm<'a>(plan: &'a Plan, name: &str) -> Result<&'a LineSpec, ControlError
         name: name.to_owned(),
         nearest: plan.nearest_vm(name),
     })
-}
-
-/// How far a VM without an agent has come whose VMM has a vsock device of its own, and what is wrong, by what is at that one's socket.
-fn at_vmm_socket(path: &Path) -> (VmState, Option<String>) {
-    match Entry::behind_links(path, Fuse::Refused).and_then(|entry| Occupant::of(&entry)) {
-        Ok(Occupant::Nothing | Occupant::Stale(_)) => (VmState::Waiting, None),
-        Ok(Occupant::Other) => {
-            let fault = format!("{} is no socket: its VMM needs that path", path.display());
-            (VmState::Waiting, Some(fault))
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => (VmState::Waiting, None),
-        // What may not be looked at may be there.
-        Ok(Occupant::Socket) | Err(_) => (VmState::Joined, None),
-    }
 }
 
 /// Why waiting does not help, and what does, if nothing of its guest can be seen until its VMM is started again.

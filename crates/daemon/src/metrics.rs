@@ -24,6 +24,7 @@ use crate::capture::Captures;
 use crate::events::Events;
 use crate::line::Figures;
 use guest::{GUEST_TIMEOUT, ask};
+use hostside::gates::Gates;
 use page::Page;
 use windows::switchboard::SwitchboardReport;
 
@@ -62,7 +63,7 @@ impl Pages {
 const MAX_LISTED: usize = 16;
 
 /// What the agents of these VMs say, of those that are ready and can tell.
-pub(crate) async fn ask_guests(vms: &[VmStatus]) -> Vec<Option<Box<Stats>>> {
+pub(crate) async fn ask_guests(gates: &Arc<Gates>, vms: &[VmStatus]) -> Vec<Option<Box<Stats>>> {
     let mut guests = JoinSet::new();
     let places = Arc::new(Semaphore::new(MAX_ASKED));
     for (index, vm) in vms.iter().enumerate() {
@@ -76,9 +77,10 @@ pub(crate) async fn ask_guests(vms: &[VmStatus]) -> Vec<Option<Box<Stats>>> {
             continue;
         }
         let (host, places, name) = (vm.host.clone(), places.clone(), vm.full_name());
+        let gates = gates.clone();
         guests.spawn(async move {
             let _place = places.acquire_owned().await;
-            let answer = tokio::time::timeout(GUEST_TIMEOUT, ask(&host)).await;
+            let answer = tokio::time::timeout(GUEST_TIMEOUT, ask(&gates, &host)).await;
             let stats = match answer {
                 Ok(Ok(stats)) => Some(stats),
                 Ok(Err(error)) => {

@@ -26,6 +26,9 @@ const FOR_OTHERS: Most = Most {
     of_user: 8,
 };
 
+/// How many answers are made at once: those of readers, of operators and of the daemon's own user.
+pub(crate) const MAX_QUESTIONS: usize = FOR_READERS.of_class + 2 * FOR_OTHERS.of_class;
+
 tokio::task_local! {
     static ASKER: Whose;
 }

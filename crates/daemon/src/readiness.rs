@@ -26,6 +26,7 @@ use tokio::task::AbortHandle;
 use crate::events::Events;
 use hostside::arrivals::AgentArrival;
 use hostside::arrivals::{Arrivals, News};
+use hostside::gates::Gates;
 use hostside::hello::{HelloError, confirm, greet};
 
 /// How long an agent may take from its connection to the end of its hello.
@@ -35,12 +36,16 @@ pub const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// is.
 const MAX_GREETED_OF_HYBRID_VM: usize = 8;
 
+/// Sockets of VMs at which the control thread may have something looked up at a time: of each VM its VMM's, and the host's.
+pub(crate) const MAX_GATES: usize = 2 * config::MAX_VMS;
+
 /// The guests that are ready.
 pub struct Readiness {
     agents: Mutex<Agents>,
     changes: watch::Sender<u64>,
     events: Events,
     secrets: SecretSink,
+    gates: Arc<Gates>,
 }
 
 /// Takes, by the full name of a VM, what goes in front of calls to its agent.
@@ -138,6 +143,7 @@ impl Default for Readiness {
             changes: watch::Sender::new(0),
             events: Events::default(),
             secrets: Box::new(|_, _| ()),
+            gates: Arc::new(Gates::new(MAX_GATES)),
         }
     }
 }
@@ -150,6 +156,11 @@ impl Readiness {
             secrets,
             ..Readiness::default()
         }
+    }
+
+    /// Where sockets of VMs are looked up.
+    pub(crate) fn gates(&self) -> &Arc<Gates> {
+        &self.gates
     }
 
     /// What the agent of a VM said, while it is there.
@@ -266,7 +277,7 @@ impl Readiness {
             self.spoke(&vm, number);
             if let (Attachment::Hybrid { vmm }, AgentSecret::Given(secret)) = (&attachment, &secret)
             {
-                confirm(vmm, secret).await?;
+                confirm(&self.gates, vmm, secret).await?;
             }
             Ok::<_, HelloError>((info, secret))
         })
@@ -279,7 +290,7 @@ impl Readiness {
             Err(_) => tracing::warn!(
                 vm,
                 ?HELLO_TIMEOUT,
-                "closed the connection of an agent that sent no hello in time"
+                "closed the connection of an agent that sent no hello in time, or whose hello could not be tried in time"
             ),
         }
         if self.is_ready_by(&vm, number) {

@@ -32,7 +32,8 @@ use crate::in_force::{Hindrance, InForce, Parts, ReadConfig, Unavailable};
 use crate::line::LineWorker;
 use crate::net::NetWorker;
 use crate::policy::Rulebook;
-use crate::readiness::Readiness;
+use crate::questions::MAX_QUESTIONS;
+use crate::readiness::{MAX_GATES, Readiness};
 use crate::restart::{self, Before, take_over};
 use crate::sandbox::{self, SandboxError};
 use crate::service_manager::{self, HandedOverError, notify};
@@ -49,6 +50,9 @@ use windows::switchboard::Circuits;
 
 /// The most findings about a configuration that the log is told of.
 const MAX_TOLD_FINDINGS: usize = 20;
+
+/// How long the end waits for answers that are being made. What hangs in a directory of others' may take longer, and changes nothing.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a keeper is waited for that is started at the same moment.
 const KEEPER_WAIT: Duration = Duration::from_secs(5);
@@ -181,6 +185,7 @@ impl Daemon {
         let (in_force, _) = nothing.changed(&config)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
+            .max_blocking_threads(MAX_QUESTIONS + MAX_GATES)
             .build()
             .map_err(|error| ServeError::System {
                 what: "start the control thread",
@@ -343,6 +348,7 @@ impl Daemon {
             }
             keeper.leave();
         }
+        runtime.shutdown_timeout(END_PATIENCE);
         ended
     }
 }

@@ -74,7 +74,7 @@ type KnownLines = (Vec<LineSnapshot>, HashMap<LineId, u64>);
 /// Who serves channels, once there are some, and the channels by the full name of their VM.
 #[derive(Default)]
 struct VmsChannels {
-    server: Option<Channels>,
+    server: Option<Arc<Channels>>,
     by_vm: BTreeMap<String, VmChannels>,
 }
 
@@ -132,14 +132,19 @@ impl Worker {
         if spec.channels.is_empty() {
             return Ok(None);
         }
+        let server = self.channel_server()?;
+        // Without the lock, for which every answer about lines waits: the directories of its sockets may hold this up.
+        Ok(Some(server.open(spec, &self.state_dir)?))
+    }
+
+    fn channel_server(&self) -> io::Result<Arc<Channels>> {
         let mut channels = sys::lock(&self.channels);
-        let server = match channels.server.take() {
-            Some(server) => server,
-            None => Channels::start()?,
-        };
-        let opened = server.open(spec, &self.state_dir);
-        channels.server = Some(server);
-        Ok(Some(opened?))
+        if let Some(server) = &channels.server {
+            return Ok(server.clone());
+        }
+        let server = Arc::new(Channels::start()?);
+        channels.server = Some(server.clone());
+        Ok(server)
     }
 
     /// A line to open, and what runs beside it from before it is.
@@ -264,7 +269,9 @@ impl Worker {
             // Only now: ending a serial line waits for its thread, which the worker must not do.
             let line = sys::lock(&self.serial_lines).remove(&name);
             drop(line);
-            sys::lock(&self.channels).by_vm.remove(&name);
+            // Its sockets' files go without the lock, for which every answer about lines waits.
+            let channels = sys::lock(&self.channels).by_vm.remove(&name);
+            drop(channels);
         }
         if let Some(done) = self.orders.ask(Fabric::all_done) {
             // Who holds a directory of its own up has no sockets there for longer.

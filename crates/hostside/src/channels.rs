@@ -12,7 +12,7 @@
 //! can see from here; the agent's port heals that (see the `serial` room), and other ports cannot.
 //!
 //! One thread serves the channels of all VMs, and is there only when some VM has one. A file is written elsewhere, so that a slow disk
-//! stops its own channel only.
+//! stops its own channel only; and so are sockets connected to, as their directories may hold up who looks there ([`Gates`]).
 
 mod counts;
 mod file;
@@ -33,12 +33,16 @@ use self::counts::Counts;
 use self::file::GrowingFile;
 use self::run::{Far, Run};
 use crate::chardev::{Meeting, OpenError, PrivateListener};
+use crate::gates::Gates;
 use crate::proxy::PROGRAM_GRACE;
 use crate::proxy::program::Purpose;
 use runtime::thread::RuntimeThread;
 
-/// Threads that write files and start programs.
-const MAX_BLOCKING_THREADS: usize = 16;
+/// Sockets that are being connected to, and files that are being written, at a time; more wait. A VM may have 16 channels, so this many hang only if those of very many VMs do.
+const MAX_AT_ONCE: usize = 1024;
+
+/// Threads for these, and for programs that are started.
+const MAX_BLOCKING_THREADS: usize = MAX_AT_ONCE + 16;
 
 /// What the worker knows about a channel at the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +63,7 @@ pub struct ChannelState {
 pub struct Channels {
     /// Before the count, which its end waits for.
     thread: RuntimeThread,
+    gates: Arc<Gates>,
     running: watch::Sender<usize>,
 }
 
@@ -94,7 +99,11 @@ impl Channels {
                 let _ = tokio::time::timeout(patience, ended).await;
             },
         )?;
-        Ok(Channels { thread, running })
+        Ok(Channels {
+            thread,
+            gates: Arc::new(Gates::new(MAX_AT_ONCE)),
+            running,
+        })
     }
 
     /// Begins to serve the channels of a VM. `state_dir` is where its install log is kept.
@@ -171,7 +180,8 @@ impl Channels {
         // The sockets are watched by the channels' thread.
         let _entered = self.thread.runtime().enter();
         let running = self.running.clone();
-        let run = Run::new(purpose, &meeting, far, counts, stop, running)?;
+        let gates = self.gates.clone();
+        let run = Run::new(purpose, &meeting, far, counts, stop, running, gates)?;
         Ok((opened, run))
     }
 }
@@ -199,5 +209,76 @@ impl Drop for VmChannels {
             }
         }
         self.stop.send_replace(true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::os::unix::net::UnixListener;
+
+    use config::{Cids, Plan, VmRequest};
+
+    use super::*;
+    use crate::gates::Held;
+
+    fn listener(path: &Path) -> UnixListener {
+        UnixListener::bind(path).unwrap()
+    }
+
+    /// Both its ends, and its file, may be in directories of others.
+    #[test]
+    fn a_channel_whose_directory_hangs_holds_up_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let channel = |name: &str, target| Channel {
+            name: name.to_owned(),
+            chardev: Chardev::Connect(path(name)),
+            target,
+        };
+        let file = path("log");
+        let to_file = ChannelTarget::File {
+            path: file.clone(),
+            max_bytes: 4096,
+        };
+        let to_program = ChannelTarget::Unix(path("program"));
+        let mut request = VmRequest::named("web");
+        request.channels = vec![
+            channel("hangs", to_program.clone()),
+            channel("far.hangs", to_program),
+            channel("file.hangs", to_file),
+            channel("goes", ChannelTarget::Unix(path("far"))),
+        ];
+        let mut plan = Plan::new(directory.path().to_owned(), Cids::default());
+        let spec = plan.add(&request).unwrap();
+        let names = ["hangs", "far.hangs", "file.hangs", "goes", "program", "far"];
+        let [hangs, far_hangs, file_hangs, goes, program, far] =
+            names.map(|name| listener(&path(name)));
+        let channels = Channels::start().unwrap();
+        let gates = channels.gates.clone();
+        let runtime = channels.thread.runtime().clone();
+        let held = ["hangs", "program", "log"];
+        let held = held.map(|name| runtime.block_on(Held::at(&gates, &path(name))));
+        let _open = channels.open(&spec, directory.path()).unwrap();
+        let (mut vmm, _) = goes.accept().unwrap();
+        let (mut taker, _) = far.accept().unwrap();
+        let (_waits, _) = far_hangs.accept().unwrap();
+        let (mut writes, _) = file_hangs.accept().unwrap();
+        io::Write::write_all(&mut writes, b"lines").unwrap();
+        io::Write::write_all(&mut vmm, b"x").unwrap();
+        io::Read::read_exact(&mut taker, &mut [0]).unwrap();
+        for hanging in [&hangs, &program] {
+            hanging.set_nonblocking(true).unwrap();
+            let accepted = hanging.accept().map(drop);
+            assert_eq!(accepted.unwrap_err().kind(), ErrorKind::WouldBlock);
+            hanging.set_nonblocking(false).unwrap();
+        }
+        assert!(!file.exists());
+        held.into_iter().for_each(Held::end);
+        hangs.accept().unwrap();
+        program.accept().unwrap();
+        while !std::fs::read(&file).is_ok_and(|written| written == b"lines") {
+            std::thread::yield_now();
+        }
     }
 }

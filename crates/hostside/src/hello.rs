@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use device::AgentSecret;
+use rustix::net::SocketType;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use wire::agent::{
@@ -14,6 +15,8 @@ use wire::agent::{
 use wire::connect::{self, Answer};
 
 use api::AgentInfo;
+
+use crate::gates::Gates;
 
 /// The most bytes that are read before what an agent has to say must be whole: its hello, and a secret.
 pub const MAX_HELLO_BYTES: usize = 2 * HEADER_LEN + MAX_MESSAGE_LEN + SECRET_LEN;
@@ -96,12 +99,12 @@ where
 }
 
 /// Makes sure that a secret is that of the agent behind the socket of a VMM with a vsock device of its own, by calling it with that. The agent's port
-/// is below 1024, so that no ordinary program of the guest answers there. The caller sets the deadline.
+/// is below 1024, so that no ordinary program of the guest answers there. The caller sets the deadline: the directory of the VMM may hold up who looks there.
 ///
 /// # Errors
 /// [`HelloError::NotTaken`] if the agent does not take it, [`HelloError::Unsaid`] if it does neither, and whatever keeps it from being asked.
-pub async fn confirm(vmm: &Path, secret: &Secret) -> Result<(), HelloError> {
-    let socket = device::connect_to(vmm, rustix::net::SocketType::STREAM)?;
+pub async fn confirm(gates: &Gates, vmm: &Path, secret: &Secret) -> Result<(), HelloError> {
+    let socket = gates.connect(vmm, SocketType::STREAM).await?;
     let mut stream = UnixStream::from_std(socket.into())?;
     let request = connect::request(wire::agent::PORT);
     stream.write_all(request.as_bytes()).await?;
@@ -209,7 +212,11 @@ pub(crate) fn harmless(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
     use super::*;
+    use crate::gates::Held;
 
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_current_thread()
@@ -364,6 +371,7 @@ mod tests {
         let ours = Secret::new([5; SECRET_LEN]);
         let words = "not the one";
         let report = |kind| wire::agent::ErrorReport::new(kind, words);
+        let gates = Gates::new(1);
         let kinds = [ErrorKind::WrongProof, ErrorKind::Forbidden, ErrorKind::Busy];
         runtime().block_on(async {
             let vmm = tokio::net::UnixListener::bind(&path).unwrap();
@@ -389,17 +397,36 @@ mod tests {
             };
             let other = Secret::new([6; SECRET_LEN]);
             let daemon = async {
-                confirm(&path, &ours).await.unwrap();
-                let refused = confirm(&path, &other).await;
+                confirm(&gates, &path, &ours).await.unwrap();
+                let refused = confirm(&gates, &path, &other).await;
                 assert!(matches!(refused, Err(HelloError::NotTaken(said)) if said == words));
-                let unsaid = confirm(&path, &other).await;
+                let unsaid = confirm(&gates, &path, &other).await;
                 assert!(matches!(unsaid, Err(HelloError::Unsaid(said)) if said == words));
             };
             tokio::join!(agent, daemon);
             assert!(matches!(
-                confirm(&directory.path().join("none"), &ours).await,
+                confirm(&gates, &directory.path().join("none"), &ours).await,
                 Err(HelloError::Io(_))
             ));
+        });
+    }
+
+    #[test]
+    fn a_vmm_whose_directory_hangs_holds_up_its_own_agent_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("v.sock");
+        let _vmm = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let secret = Secret::new([5; SECRET_LEN]);
+        runtime().block_on(async {
+            let gates = Arc::new(Gates::new(2));
+            let held = Held::at(&gates, &path).await;
+            let soon = Duration::from_millis(50);
+            let waits = tokio::time::timeout(soon, confirm(&gates, &path, &secret)).await;
+            assert!(waits.is_err());
+            let other = directory.path().join("none");
+            let other = confirm(&gates, &other, &secret).await;
+            assert!(matches!(other, Err(HelloError::Io(_))), "{other:?}");
+            held.end();
         });
     }
 }

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use config::{Hosts, Publish, Service};
+use config::{Hosts, MAX_SERVICES, Publish, Service};
 use device::Dialer;
 use policy::{Policy, ServiceId};
 use tokio::sync::{mpsc, oneshot};
@@ -60,8 +60,9 @@ use runtime::thread::RuntimeThread;
 /// refused at once.
 pub const MAX_CALLS: u32 = 4096;
 
-/// Threads for what cannot be done without waiting: names, programs, questions to the data plane. None has to wait for a thread when it has its turn.
-const MAX_BLOCKING_THREADS: usize = 3 * turns::MAX_TURNS;
+/// Threads for what cannot be done without waiting: names, programs, questions to the data plane, and sockets of services. None has to wait for a thread when it has its
+/// turn.
+const MAX_BLOCKING_THREADS: usize = 3 * turns::MAX_TURNS + MAX_SERVICES;
 
 /// What a proxy is started with.
 pub struct Options {

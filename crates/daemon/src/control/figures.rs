@@ -41,7 +41,7 @@ impl Control {
 
 async fn make(control: Arc<Control>) -> Bytes {
     let vms = control.ask(Control::list).await.unwrap_or_default();
-    let stats = metrics::ask_guests(&vms).await;
+    let stats = metrics::ask_guests(control.readiness.gates(), &vms).await;
     let page = control.ask(move |control| control.write_figures(&vms, &stats));
     page.await.unwrap_or_default().into()
 }

@@ -1,17 +1,23 @@
 //! Why a call fails, or would.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::slice;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use api::{LineKind, PolicyAnswer, PolicyVerdict, Refusal, VmState, VmStatus, Why};
 use config::parse_user;
+use sys::links::{Fuse, find};
+use tokio::time::timeout;
 use vsock::Reason;
 use wire::agent::forward::Place;
 
 use super::Control;
 use crate::control_error::ControlError;
+
+/// How long the answer waits for a look at a directory.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Control {
     /// What the policy says about a call, what stands in its way, and the last refusals of such calls. The words are those of rules. With a place it is about the
@@ -119,7 +125,9 @@ impl Control {
         if let (Some(caller), true) = (caller, is_listener) {
             let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);
             let host = stem.clone();
-            hindrances.extend(self.ask(move |_| silence(host, port)).await?);
+            // The directory may be a VMM's, who can hold up who looks there.
+            let look = self.readiness.gates().at(stem, move || silence(host, port));
+            hindrances.extend(timeout(PATIENCE, look).await.ok().flatten().flatten());
         }
         Ok(hindrances)
     }
@@ -181,8 +189,7 @@ fn program_words(from: &str) -> Option<String> {
     Some(format!("user:{uid}"))
 }
 
-/// That no program of the host listens beside the host socket of a VM. What cannot be looked at is not taken for silence. It asks the file system, which
-/// may take its time.
+/// That no program of the host listens beside the host socket of a VM. What cannot be looked at is not taken for silence.
 fn silence(host: PathBuf, port: u32) -> Option<String> {
     let own = [
         wire::agent::PORT,
@@ -192,8 +199,13 @@ fn silence(host: PathBuf, port: u32) -> Option<String> {
     let mut path = host.into_os_string();
     path.push(format!("_{port}"));
     let path = PathBuf::from(path);
-    let is_silent = !own.contains(&port) && matches!(path.try_exists(), Ok(false));
+    let is_silent = !own.contains(&port) && is_absent(&path);
     is_silent.then(|| format!("no program of the host listens at {}", path.display()))
+}
+
+fn is_absent(path: &Path) -> bool {
+    let found = find(path, Fuse::Refused);
+    found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 #[cfg(test)]

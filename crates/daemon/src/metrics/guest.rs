@@ -1,11 +1,12 @@
 //! Asking one guest's agent for its figures.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::{Path, absolute};
 use std::time::Duration;
 
-use sys::links::{Fuse, find};
+use hostside::gates::Gates;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use sys::links::{Fuse, address_of, find};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use wire::agent::job::{Answer, Ask, Stats};
@@ -18,10 +19,12 @@ pub(super) const GUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_LINE_LEN: usize = 256;
 
 /// The figures of the guest behind this host socket. The caller sets the deadline.
-pub(super) async fn ask(host_socket: &Path) -> io::Result<Box<Stats>> {
-    // It may be in a VMM's directory: see `sys::links`.
-    let found = find(&absolute(host_socket)?, Fuse::Refused)?;
-    let mut stream = UnixStream::connect(format!("/proc/self/fd/{}", found.as_raw_fd())).await?;
+pub(super) async fn ask(gates: &Gates, host_socket: &Path) -> io::Result<Box<Stats>> {
+    let at = host_socket.to_owned();
+    // It may be in a VMM's directory.
+    let connected = gates.at(host_socket, move || connect(&at)).await;
+    let connected = connected.ok_or(io::ErrorKind::Interrupted)??;
+    let mut stream = UnixStream::from_std(connected)?;
     stream
         .write_all(format!("CONNECT {PORT}\n").as_bytes())
         .await?;
@@ -55,6 +58,15 @@ pub(super) async fn ask(host_socket: &Path) -> io::Result<Box<Stats>> {
             }
         }
     }
+}
+
+/// Connects to a socket of this daemon's own, to which no link of others leads.
+fn connect(host_socket: &Path) -> io::Result<std::os::unix::net::UnixStream> {
+    let found = find(&absolute(host_socket)?, Fuse::Refused)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &address_of(&found)?)?;
+    Ok(socket.into())
 }
 
 /// The answer to the call, and not a byte more.

@@ -26,7 +26,7 @@ fn asked(said: Vec<u8>) -> std::io::Result<Box<Stats>> {
         .enable_all()
         .build()
         .unwrap();
-    let result = runtime.block_on(ask(&path));
+    let result = runtime.block_on(ask(&Gates::new(1), &path));
     guest.join().unwrap();
     result
 }

@@ -247,3 +247,28 @@ fn a_daemon_without_a_worker_ends_and_says_so() {
     assert!(matches!(error, ServeError::WorkerEnded), "{error}");
     assert_eq!(sockets(daemon.runtime_dir()), [""; 0]);
 }
+
+/// The owner of a directory may keep a look at it from ending, and must not keep the daemon.
+#[test]
+fn what_hangs_in_a_directory_of_others_does_not_keep_the_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(directory.path(), &["name=web"]);
+    let (_worker, daemon) = start(&config).unwrap();
+    let (let_go, until) = std::sync::mpsc::channel::<()>();
+    let ended = daemon.run(|control| {
+        Ok(async move {
+            let (began, begun) = tokio::sync::oneshot::channel();
+            tokio::spawn(async move {
+                let hang = move || {
+                    let _ = began.send(());
+                    let _ = until.recv();
+                };
+                let gates = control.readiness.gates();
+                gates.at(Path::new("/others/v.sock"), hang).await
+            });
+            begun.await.unwrap();
+        })
+    });
+    assert!(ended.is_ok());
+    drop(let_go);
+}

@@ -1,11 +1,10 @@
 //! One channel: a VMM is met, something takes what its guest writes, and bytes pass, until the VM is removed.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use device::connect_to;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -15,6 +14,7 @@ use super::counts::Counts;
 use super::file::GrowingFile;
 use super::pass::{Device, End, Kept, Taker, pass};
 use crate::chardev::{Meeting, OpenError, PrivateListener};
+use crate::gates::Gates;
 use crate::proxy::PROGRAM_GRACE;
 use crate::proxy::program::{self, Purpose};
 
@@ -45,7 +45,7 @@ pub(super) enum Far {
 /// What takes what the guest writes.
 enum Target {
     Taker(Way),
-    File(SharedFile),
+    File(PathBuf, SharedFile),
 }
 
 /// It is written by threads that may wait.
@@ -80,6 +80,7 @@ pub(super) struct Run {
     running: watch::Sender<usize>,
     /// What the guest has written and was not taken yet.
     kept: Kept,
+    gates: Arc<Gates>,
 }
 
 impl Run {
@@ -91,6 +92,7 @@ impl Run {
         counts: Arc<Counts>,
         stop: watch::Receiver<bool>,
         running: watch::Sender<usize>,
+        gates: Arc<Gates>,
     ) -> Result<Run, OpenError> {
         let near = match meeting {
             Meeting::Listening(listener) => Way::Listen(listener.watched()?),
@@ -100,7 +102,10 @@ impl Run {
             Far::Dial(path) => Target::Taker(Way::Connect(path)),
             Far::Accept(listener) => Target::Taker(Way::Listen(listener.watched()?)),
             Far::Start(words) => Target::Taker(Way::Start(words)),
-            Far::File(file) => Target::File(Arc::new(Mutex::new(file))),
+            Far::File(file) => {
+                let path = file.path().to_owned();
+                Target::File(path, Arc::new(Mutex::new(file)))
+            }
         };
         Ok(Run {
             purpose,
@@ -110,6 +115,7 @@ impl Run {
             stop,
             running,
             kept: Kept::default(),
+            gates,
         })
     }
 
@@ -154,7 +160,7 @@ impl Run {
 
     async fn reach_near(&self, backoff: &mut Backoff) -> Device {
         loop {
-            let stream = reach(&self.near, backoff, &self.purpose).await;
+            let stream = reach(&self.gates, &self.near, backoff, &self.purpose).await;
             if let Some(device) = stream.and_then(Device::new) {
                 return device;
             }
@@ -166,15 +172,16 @@ impl Run {
         let mut backoff = Backoff::new();
         loop {
             let end = match &self.far {
-                Target::File(file) => {
+                Target::File(path, file) => {
                     self.counts.set_taken(true);
                     self.counts.takers.add(1);
+                    let file = (&*self.gates, path.as_path(), file);
                     write(device, file, &self.purpose, &self.counts).await;
                     End::Device
                 }
                 Target::Taker(way) => {
                     let taker = tokio::select! {
-                        taker = reach_far(way, &mut backoff, &self.purpose, &self.stop, &self.running) => taker,
+                        taker = reach_far(&self.gates, way, &mut backoff, &self.purpose, &self.stop, &self.running) => taker,
                         () = device.is_gone() => {
                             device.drain(&mut self.kept, &self.counts);
                             return;
@@ -196,7 +203,12 @@ impl Run {
 }
 
 /// Writes what the guest writes to a file, until the VMM is gone.
-async fn write(device: &Device, file: &SharedFile, purpose: &Purpose, counts: &Counts) {
+async fn write(
+    device: &Device,
+    (gates, path, file): (&Gates, &Path, &SharedFile),
+    purpose: &Purpose,
+    counts: &Counts,
+) {
     let (vm, channel) = (purpose.vm.as_str(), purpose.name.as_str());
     let mut fails = false;
     while let Some(bytes) = device.read_piece().await {
@@ -207,7 +219,7 @@ async fn write(device: &Device, file: &SharedFile, purpose: &Purpose, counts: &C
             let mut file = sys::lock(&file);
             file.append(&bytes)
         };
-        let Ok(appended) = tokio::task::spawn_blocking(append).await else {
+        let Some(appended) = gates.at(path, append).await else {
             // The runtime ends, and the channel with it.
             return;
         };
@@ -232,6 +244,7 @@ async fn write(device: &Device, file: &SharedFile, purpose: &Purpose, counts: &C
 
 /// The next one who takes what the guest writes, or none, which is tried again.
 async fn reach_far(
+    gates: &Gates,
     way: &Way,
     backoff: &mut Backoff,
     purpose: &Purpose,
@@ -239,7 +252,7 @@ async fn reach_far(
     running: &watch::Sender<usize>,
 ) -> Option<Taker> {
     let Way::Start(words) = way else {
-        let stream = reach(way, backoff, purpose).await;
+        let stream = reach(gates, way, backoff, purpose).await;
         return stream.and_then(Taker::new);
     };
     // Why it could not be started is in the log.
@@ -259,11 +272,17 @@ async fn reach_far(
 }
 
 /// The other end, or none after a rest.
-async fn reach(way: &Way, backoff: &mut Backoff, purpose: &Purpose) -> Option<UnixStream> {
+async fn reach(
+    gates: &Gates,
+    way: &Way,
+    backoff: &mut Backoff,
+    purpose: &Purpose,
+) -> Option<UnixStream> {
     let reached = match way {
         Way::Listen(listener) => listener.accept().await.map(|(stream, _)| stream),
         Way::Connect(path) => {
-            connect_to(path, rustix::net::SocketType::STREAM).and_then(from_descriptor)
+            let connected = gates.connect(path, rustix::net::SocketType::STREAM).await;
+            connected.and_then(from_descriptor)
         }
         Way::Start(_) => Err(io::ErrorKind::Unsupported.into()),
     };

@@ -180,13 +180,16 @@ impl Published {
         &self,
         publishes: Vec<Publish>,
     ) -> Result<PreparedPublishes, PublishError> {
-        let open = sys::lock(&self.open);
+        // Not while they are listened for: the directory of a socket may hold that up.
+        let open: Vec<PublishListen> = {
+            let open = sys::lock(&self.open);
+            let listens = open.iter().map(|open| open.publish.borrow().listen.clone());
+            listens.collect()
+        };
         // Before they listen: a guest that connects then waits to be accepted, and is taken for a caller from outside when the port is published.
         let expected = self.shared.expect(&publishes);
         let prepared = publishes.into_iter().map(|publish| {
-            let is_open = open
-                .iter()
-                .any(|open| is_same_place(&open.publish.borrow().listen, &publish.listen));
+            let is_open = open.iter().any(|open| is_same_place(open, &publish.listen));
             let listener = match is_open {
                 true => None,
                 false => Some(listen(&publish)?),
@@ -209,8 +212,10 @@ impl Published {
             match (at, listener) {
                 (Some(at), _) => {
                     let kept = old.swap_remove(at);
-                    if let (PublishListen::Unix { path, mode }, Some(file)) =
-                        (&publish.listen, &kept.file)
+                    // Not otherwise: its directory may hold up who looks there, and this is the thread of all calls.
+                    let has_other_mode = kept.publish.borrow().listen != publish.listen;
+                    if let (true, PublishListen::Unix { path, mode }, Some(file)) =
+                        (has_other_mode, &publish.listen, &kept.file)
                     {
                         set_mode(file, path, *mode);
                     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use config::{Hosts, Publish, Service};
+use config::{Hosts, MAX_SERVICES, Publish, Service};
 use device::{Called, ServiceCall};
 use policy::{Address, Policy, ServiceId};
 use tokio::sync::{Semaphore, watch};
@@ -22,6 +22,7 @@ use super::resolver::Names;
 use super::rules::Rules;
 use super::turns::Turns;
 use crate::audit::AuditRecord;
+use crate::gates::Gates;
 use crate::offers::Groups;
 use runtime::rate::Buckets;
 use wire::agent::FIRST_UNPRIVILEGED_PORT;
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     pub(crate) starts: Turns,
     /// Of questions to the data plane.
     pub(crate) questions: Turns,
+    /// Where the sockets of services are connected to: each service has a thread for that.
+    pub(crate) gates: Gates,
     pub(crate) rules: Arc<Rules>,
     pub(crate) audit: AuditSink,
     pub(crate) exchange: OnceLock<Arc<dyn Exchange>>,
@@ -165,6 +168,7 @@ impl Shared {
             lookups: Turns::default(),
             starts: Turns::default(),
             questions: Turns::default(),
+            gates: Gates::new(MAX_SERVICES),
             rules: Arc::new(Rules::new(in_force.clone())),
             audit,
             exchange: OnceLock::new(),

@@ -130,7 +130,7 @@ async fn put_through(
         }
         ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path) => {
             let socket_type = sockets::kernel_type(call.socket_type);
-            unix::connect(path, socket_type, timeout, &call.about()).await
+            unix::connect(&shared.gates, path, socket_type, timeout, &call.about()).await
         }
         ServiceTarget::Udp(server) => {
             let server = server.clone();

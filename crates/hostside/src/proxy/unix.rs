@@ -4,23 +4,24 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-use device::connect_to;
 use rustix::io::Errno;
 use rustix::net::SocketType;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 use vsock::Reason;
 
 use super::identity::About;
+use crate::gates::Gates;
 
 const RETRY_FIRST: Duration = Duration::from_millis(2);
 const RETRY_MOST: Duration = Duration::from_millis(100);
 
 /// Connects to a UNIX socket of a type. A full backlog is waited for: connecting to UNIX sockets either works at once or would
-/// have to block.
+/// have to block. Its directory may hold up who looks there: that costs its own callers alone.
 ///
 /// # Errors
 /// Why it did not work.
 pub(crate) async fn connect(
+    gates: &Gates,
     path: &Path,
     socket_type: SocketType,
     timeout: Duration,
@@ -29,9 +30,14 @@ pub(crate) async fn connect(
     let give_up_at = Instant::now() + timeout;
     let mut wait = RETRY_FIRST;
     loop {
-        let error = match connect_to(path, socket_type) {
-            Ok(socket) => return Ok(socket),
-            Err(error) => error,
+        let connected = timeout_at(give_up_at, gates.connect(path, socket_type)).await;
+        let error = match connected {
+            Ok(Ok(socket)) => return Ok(socket),
+            Ok(Err(error)) => error,
+            Err(_) => {
+                tracing::warn!(name, vm, path = %path.display(), "cannot connect: what is in its directory cannot be looked at in time");
+                return Err(Reason::ServiceTimedOut);
+            }
         };
         match Errno::from_io_error(&error) {
             Some(Errno::AGAIN) if Instant::now() + wait < give_up_at => sleep(wait).await,
@@ -57,6 +63,10 @@ mod tests {
     use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
+    use crate::gates::Held;
+
+    /// More than any of this takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Keeps the fields of what is logged.
     #[derive(Clone, Default)]
@@ -105,11 +115,12 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
+        let gates = Gates::new(1);
         for (mode, expected) in [(0o777, Err(Reason::HostFailed)), (0o700, Ok(()))] {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
             std::fs::set_permissions(directory.path(), mode).unwrap();
             let path = path("service");
-            let connect = connect(&path, SocketType::STREAM, Duration::from_secs(1), &about);
+            let connect = connect(&gates, &path, SocketType::STREAM, PATIENCE, &about);
             assert_eq!(runtime.block_on(connect).map(drop), expected);
             assert_eq!(others.accept().is_ok(), expected.is_ok());
         }
@@ -133,9 +144,31 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
-        let connect = connect(&path, SocketType::STREAM, Duration::from_secs(1), &about);
+        let gates = Gates::new(1);
+        let connect = connect(&gates, &path, SocketType::STREAM, PATIENCE, &about);
         assert_eq!(runtime.block_on(connect).err(), Some(Reason::HostFailed));
         assert!(!fuse.was_asked());
+    }
+
+    #[tokio::test]
+    async fn a_service_whose_directory_hangs_holds_up_its_own_callers_and_no_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name| directory.path().join(name);
+        let _sql = std::os::unix::net::UnixListener::bind(path("sql")).unwrap();
+        let _web = std::os::unix::net::UnixListener::bind(path("web")).unwrap();
+        let about = About {
+            name: "sql".to_owned(),
+            vm: "web".to_owned(),
+        };
+        let gates = Arc::new(Gates::new(2));
+        let (sql, web) = (path("sql"), path("web"));
+        let reach = |path, patience| connect(&gates, path, SocketType::STREAM, patience, &about);
+        let held = Held::at(&gates, &sql).await;
+        let soon = Duration::from_millis(50);
+        assert_eq!(reach(&sql, soon).await.err(), Some(Reason::ServiceTimedOut));
+        assert!(reach(&web, PATIENCE).await.is_ok());
+        held.end();
+        assert!(reach(&sql, PATIENCE).await.is_ok());
     }
 
     /// The log has a budget for each service and VM, so that one guest's calls do not hide the lines about another's.
@@ -154,8 +187,8 @@ mod tests {
             &|| {
                 // No file has so long a name.
                 let path = "x".repeat(300);
-                let patience = Duration::from_secs(1);
-                let connect = connect(Path::new(&path), SocketType::STREAM, patience, &about);
+                let (gates, path) = (Gates::new(1), Path::new(&path));
+                let connect = connect(&gates, path, SocketType::STREAM, PATIENCE, &about);
                 assert_eq!(runtime.block_on(connect).err(), Some(Reason::HostFailed));
             },
             &|| {

@@ -223,6 +223,29 @@ fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
     published.close();
 }
 
+/// What comes into force changes nothing about a socket of before, and so need not look into its directory, whose owner may hold that up.
+#[test]
+fn a_socket_that_stays_as_it_is_is_not_looked_up() {
+    use std::os::unix::fs::PermissionsExt;
+    let (_runtime, published, _shared) = published();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("www.sock");
+    let set = |mode, port| {
+        let mut publish = www(at(&path, mode));
+        publish.to.port = GuestPort::Vsock(port);
+        published.set(published.prepare(vec![publish]).unwrap());
+    };
+    let mode = || path.metadata().unwrap().permissions().mode() & 0o777;
+    set(0o660, 80);
+    assert_eq!(mode(), 0o660);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    set(0o660, 81);
+    assert_eq!(mode(), 0o600, "it was looked up");
+    set(0o666, 81);
+    assert_eq!(mode(), 0o666);
+    published.close();
+}
+
 /// Connections of the machine at `from` to the published port of this index.
 fn callers(
     published: &Published,
