@@ -5,8 +5,9 @@ use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use sys::links::{self, Entry, Fuse};
 use tempfile::NamedTempFile;
@@ -211,6 +212,9 @@ impl Ring {
     }
 }
 
+/// How often it is seen whether a named pipe has a reader by now.
+const READER_LOOK: Duration = Duration::from_millis(50);
+
 /// The kind of file system where pipes without a name are (`PIPEFS_MAGIC`).
 const PIPEFS: rustix::fs::FsWord = 0x5049_5045;
 
@@ -281,8 +285,51 @@ fn open(path: &Path) -> io::Result<(File, Option<Entry>)> {
     }
     let entry = Entry::behind_links(path, Fuse::Entered)?;
     let mode = Mode::RUSR | Mode::WUSR;
-    let file = entry.open(OFlags::WRONLY | OFlags::CREATE, mode)?;
+    // A named pipe of another user must not make us wait for its reader.
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK;
+    let file = match entry.open(flags, mode) {
+        Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+            return Err(why_not_at_once(&entry, error));
+        }
+        opened => opened?,
+    };
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
     Ok((file.into(), Some(entry)))
+}
+
+/// Why what has this name cannot be opened without waiting: [`ErrorKind::NotConnected`] if it is a named pipe of this user's that has no reader yet.
+fn why_not_at_once(entry: &Entry, error: io::Error) -> io::Error {
+    match entry.find() {
+        Ok((_, stat)) if FileType::from_raw_mode(stat.st_mode) == FileType::Fifo => {
+            let unread = "it is a named pipe that no program reads";
+            let unread = io::Error::new(ErrorKind::NotConnected, unread);
+            check_owner(stat.st_uid).err().unwrap_or(unread)
+        }
+        _ => error,
+    }
+}
+
+/// Whether a file of this user is this process's.
+fn check_owner(owner: u32) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    if owner == own {
+        return Ok(());
+    }
+    let words =
+        format!("it belongs to user {owner}, not to {own}: remove it, or name another file");
+    Err(io::Error::new(ErrorKind::PermissionDenied, words))
+}
+
+/// As [`private`], and waits for the reader of a named pipe. Nothing is captured yet, and Ctrl-C ends the process.
+fn private_and_read(path: &Path) -> io::Result<(File, Option<Replaced>)> {
+    loop {
+        match private(path) {
+            Err(error) if error.kind() == ErrorKind::NotConnected => {
+                std::thread::sleep(READER_LOOK);
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// A file to write to, and what it replaces. What guests say to each other is not for other users: one that is there already must not be
@@ -295,12 +342,7 @@ fn private(path: &Path) -> io::Result<(File, Option<Replaced>)> {
     if !metadata.is_file() && !is_pipe {
         return Ok((file, None));
     }
-    let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
-    if owner != own {
-        let words =
-            format!("it belongs to user {owner}, not to {own}: remove it, or name another file");
-        return Err(io::Error::new(ErrorKind::PermissionDenied, words));
-    }
+    check_owner(metadata.uid())?;
     if !metadata.is_file() {
         return Ok((file, None));
     }
@@ -340,7 +382,7 @@ impl Output {
         };
         let name = path.display().to_string();
         let failed = |error| Failure::failed(format!("cannot write {name}: {error}"));
-        let (file, replaced) = private(&path).map_err(failed)?;
+        let (file, replaced) = private_and_read(&path).map_err(failed)?;
         Ok(Output {
             replaced,
             file: match ring {

@@ -228,6 +228,73 @@ fn a_capture_does_not_go_into_another_users_pipe() {
     assert!(private(&unnamed).is_ok());
 }
 
+fn make_pipe(path: &Path) {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o666), 0).unwrap();
+}
+
+/// A user who may write in the directory lays one where the next file of a ring is expected.
+#[test]
+fn a_pipe_that_nobody_reads_ends_a_capture_in_turn() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("web.pcapng");
+    let file = |number: u64| directory.path().join(format!("web.{number}.pcapng"));
+    let mut begin = Vec::new();
+    pcapng::section(&mut begin, "ringdown 0");
+    pcapng::interface(&mut begin, Link::Vsock, "web", 96);
+    for (owner, words) in [
+        (None, "a named pipe that no program reads"),
+        (Some(65534), "belongs to user 65534"),
+    ] {
+        let mut out = Output::open(&options(&name, 2, 256)).unwrap();
+        assert!(out.write(&begin).unwrap().is_continue());
+        make_pipe(&file(2));
+        if std::os::unix::fs::chown(file(2), owner, None).is_err() {
+            println!("skipped: this user may not give a pipe away");
+            return;
+        }
+        assert!(out.write(&packet(1, 0, 200)).unwrap().is_continue());
+        let failure = out.write(&packet(2, 0, 200)).err().unwrap().to_string();
+        assert!(failure.contains("web.2.pcapng: "), "{failure}");
+        assert!(failure.contains(words), "{failure}");
+        fs::remove_file(file(2)).unwrap();
+        fs::remove_file(file(1)).unwrap();
+        // Nor does one that is named wait for another user's reader.
+        make_pipe(&file(1));
+        std::os::unix::fs::chown(file(1), owner, None).unwrap();
+        let refused = private(&file(1)).unwrap_err().to_string();
+        assert!(refused.contains(words), "{refused}");
+        fs::remove_file(file(1)).unwrap();
+    }
+}
+
+/// As `wireshark -k -i PIPE` may be started after the capture. It takes what comes at its own pace.
+#[test]
+fn the_reader_of_an_own_pipe_is_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let name = directory.path().join("pipe");
+    make_pipe(&name);
+    let options = CaptureOutput {
+        files: None,
+        file_size: None,
+        ..options(&name, 1, 1)
+    };
+    let opened = std::thread::spawn(move || {
+        let mut out = Output::open(&options).unwrap();
+        assert!(out.write(&packet(1, 0, 100)).unwrap().is_continue());
+    });
+    let mut reader = File::open(&name).unwrap();
+    let mut seen = Vec::new();
+    io::Read::read_to_end(&mut reader, &mut seen).unwrap();
+    assert_eq!(seen, packet(1, 0, 100));
+    opened.join().unwrap();
+    // It blocks as before.
+    let _reader = File::options().read(true).write(true).open(&name).unwrap();
+    let (file, _) = private(&name).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&file).unwrap();
+    assert!(!flags.contains(OFlags::NONBLOCK));
+}
+
 /// A file that others can read is replaced, which a descriptor would not see.
 #[test]
 fn a_file_behind_a_descriptor_is_not_replaced() {
