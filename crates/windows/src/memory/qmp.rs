@@ -262,8 +262,10 @@ impl Qmp {
             }
             if let Some(error) = message.get("error") {
                 let words = error["desc"].as_str().unwrap_or("it does not say why");
-                let words = words.chars().take(MAX_SHOWN).collect();
-                return Err(QmpError::Refused { command, words });
+                return Err(QmpError::Refused {
+                    command,
+                    words: shown(words),
+                });
             }
             return match message.get_mut("return") {
                 Some(value) => Ok(value.take()),
@@ -329,6 +331,15 @@ fn unexpected(expected: &'static str, found: &Value) -> QmpError {
     }
 }
 
+/// A VMM's words as they may be in a log or on a terminal.
 fn shown(words: &str) -> String {
-    words.escape_debug().take(MAX_SHOWN).collect()
+    let mut shown = String::new();
+    for character in words.chars() {
+        match character {
+            // They are plain, and QEMU's words are full of them.
+            '"' | '\'' => shown.push(character),
+            _ => shown.extend(character.escape_debug()),
+        }
+    }
+    shown.chars().take(MAX_SHOWN).collect()
 }

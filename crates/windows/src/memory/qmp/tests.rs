@@ -376,3 +376,30 @@ fn a_real_vmm_gets_windows_and_says_when_there_is_no_room() {
         assert_eq!(Vec::from_iter(qmp.windows().unwrap()), ["w0", "w1"]);
     }
 }
+
+/// What it says of itself stands in the log and in answers to people.
+#[test]
+fn the_words_of_a_vmm_break_no_line_and_steer_no_terminal() {
+    let words = r#"boo\n2026-11-27T09:00:00Z INFO forged \u001b[31mred \u202e\u0007 'a' \"b\""#;
+    let said = format!("{words}{}", "x".repeat(2 * MAX_SHOWN));
+    for failing in ["qmp_capabilities", "add-fd"] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("qmp");
+        let said = said.clone();
+        let vmm = lying(&path, GREETING, move |command, id| {
+            Some(match command == failing {
+                true => refusing(id, &said),
+                false => returning(id, "{}"),
+            })
+        });
+        let error = add(&path).unwrap_err();
+        assert!(matches!(error, QmpError::Refused { .. }), "{error}");
+        let shown = error.to_string();
+        let plain = |character: char| character.is_ascii_graphic() || character == ' ';
+        assert!(shown.chars().all(plain), "{shown:?}");
+        assert!(shown.contains(r"boo\n2026"), "{shown}");
+        assert!(shown.contains("'a' \"b\"xx"), "{shown}");
+        assert!(shown.len() < MAX_SHOWN + 100, "{shown}");
+        vmm.join().unwrap();
+    }
+}
