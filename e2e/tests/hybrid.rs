@@ -248,7 +248,10 @@ fn exec_reaches_the_guests_agent() {
     let list = scene.daemon.run(&["vm", "ls"]).unwrap();
     let list = String::from_utf8(list.stdout).unwrap();
     let line = list.lines().find(|line| line.starts_with("fc ")).unwrap();
-    assert!(line.contains(" hybrid ") && line.contains(" ready "), "{list}");
+    assert!(
+        line.contains(" hybrid ") && line.contains(" ready "),
+        "{list}"
+    );
     // The table has the socket for programs; that of the VMM is in JSON.
     let list = scene.daemon.run(&["vm", "ls", "--json"]).unwrap();
     let list: serde_json::Value = serde_json::from_slice(&list.stdout).unwrap();

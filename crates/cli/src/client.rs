@@ -466,7 +466,8 @@ impl Client {
         Err(ClientError::Problem(Box::new(problem)))
     }
 
-    fn unreachable(&self, error: io::Error) -> ClientError {
+    /// What it means that nobody could be connected to.
+    pub(crate) fn unreachable(&self, error: io::Error) -> ClientError {
         match error.kind() {
             io::ErrorKind::NotFound
             | io::ErrorKind::ConnectionRefused

@@ -69,7 +69,7 @@ impl Upgrade {
     /// # Errors
     /// [`Failure`] when one of them cannot be looked at.
     pub fn prepare(client: &Client, binary: Option<&Path>) -> Result<Upgrade, Failure> {
-        let running = Running::at(client.socket())?;
+        let running = Running::at(client)?;
         let pid = running.pid.as_raw_nonzero().get();
         if surroundings::is_stopped(pid) {
             return Err(Failure::failed(format!(
@@ -114,8 +114,9 @@ impl Upgrade {
     /// [`Failure`] when another one is under way.
     pub fn lock(client: &Client) -> Result<File, Failure> {
         let directory = client.socket().parent().unwrap_or(Path::new("/"));
-        let failed = |error: std::io::Error| {
-            Failure::failed(format!("cannot lock {}: {error}", directory.display()))
+        let failed = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound => client.unreachable(error).into(),
+            _ => Failure::failed(format!("cannot lock {}: {error}", directory.display())),
         };
         let file = File::open(directory).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {

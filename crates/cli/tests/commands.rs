@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use fake_daemon::FakeDaemon;
@@ -226,19 +227,26 @@ fn a_directory_that_cannot_be_used_ends_with_1_and_the_remedy() {
 #[test]
 fn a_daemon_that_is_not_there_ends_with_1_and_how_to_start_it() {
     let directory = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 4] = [
+    let commands: [&[&str]; 6] = [
         &["vm", "ls"],
         &["vm", "add", "web"],
         &["vm", "rm", "web"],
         &["args", "web", "--vmm", "qemu"],
+        &["upgrade", "--check"],
+        &["upgrade"],
     ];
-    let expected = format!(
-        "no daemon serves {0}: start it with `ringdown serve --runtime-dir {0}`",
-        directory.path().display()
-    );
-    for arguments in commands {
-        assert_refused(&run_with(directory.path(), arguments), 1, &expected);
+    let expected = |directory: &Path| {
+        format!(
+            "no daemon serves {0}: start it with `ringdown serve --runtime-dir {0}`",
+            directory.display()
+        )
+    };
+    for place in [directory.path(), &directory.path().join("none")] {
+        for arguments in commands {
+            assert_refused(&run_with(place, arguments), 1, &expected(place));
+        }
     }
+    let expected = expected(directory.path());
     drop(UnixListener::bind(directory.path().join("control.sock")).unwrap());
     assert_refused(&run_with(directory.path(), &["vm", "ls"]), 1, &expected);
 }

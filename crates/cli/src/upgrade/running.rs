@@ -17,6 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::binary::{ASK_TIMEOUT, Binary, output_within};
 use crate::arguments::{Arguments, Command as Words, Sandbox};
+use crate::client::Client;
 use crate::failure::Failure;
 use crate::unix;
 
@@ -72,15 +73,16 @@ pub(super) fn process_at(socket: &Path) -> io::Result<i32> {
 }
 
 impl Running {
-    /// The one that listens at this control socket.
+    /// The one that listens at this client's control socket.
     ///
     /// # Errors
-    /// [`Failure`] when it cannot be seen from here.
-    pub fn at(socket: &Path) -> Result<Running, Failure> {
+    /// [`Failure`] when there is none, or it cannot be seen from here.
+    pub fn at(client: &Client) -> Result<Running, Failure> {
         let unseen = |error: io::Error| {
             Failure::failed(format!("cannot look at the daemon's process: {error}"))
         };
-        let stream = unix::connect(socket, unix::CONNECT_TIMEOUT).map_err(unseen)?;
+        let stream = unix::connect(client.socket(), unix::CONNECT_TIMEOUT);
+        let stream = stream.map_err(|error| client.unreachable(error))?;
         let peer = sys::peer::peer(stream.as_fd()).map_err(unseen)?;
         let pid = Pid::from_raw(peer.pid).ok_or_else(|| {
             Failure::failed("the daemon's process cannot be seen from here: is this a container?")
