@@ -9,6 +9,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -97,19 +98,14 @@ fn scene() -> SharedGuard<Scene> {
         ]);
         let daemon = Daemon::start(daemon).unwrap();
         let program = std::env::var_os("RINGDOWN_PEER").expect("run this by `make hybrid`");
-        let vm = format!(
-            "guest-cid=9,socket={},uds-path={}",
-            vhost.display(),
-            path.display()
-        );
         let log = File::create(directory.join("peer.log")).unwrap();
-        let peer = spawn::spawn(
-            PathBuf::from(program),
-            ["--vm".to_owned(), vm],
-            move |command| {
-                command.stdout(log.try_clone().unwrap()).stderr(log);
-            },
-        );
+        // As docs/hybrid.md has it.
+        let words = ["--guest-cid", "9", "--uds-path"].map(str::to_owned);
+        let words = words.into_iter().chain([path.display().to_string()]);
+        let words = words.chain(["--socket".to_owned(), vhost.display().to_string()]);
+        let peer = spawn::spawn(PathBuf::from(program), words, move |command| {
+            command.stdout(log.try_clone().unwrap()).stderr(log);
+        });
         let peer = Peer(Mutex::new(peer.unwrap()));
         let until = Instant::now() + PATIENCE;
         while !vhost.exists() {
@@ -294,6 +290,36 @@ fn another_vm_reaches_the_guest_by_its_identifier() {
     server.kill();
     // The peer is silent about a port without a listener, for as long as its guest is: the caller gets a reset at last.
     assert_eq!(ask(&scene.web, 9, 7001, "hello"), "");
+}
+
+#[test]
+#[ignore = "needs the peer: `make hybrid`"]
+fn who_closes_one_direction_hears_no_more() {
+    let scene = scene();
+    // One answers to a line, the other to the end of what it is sent.
+    let of_line = listen(&scene.fc, 7003, "read line; echo \"got $line\"");
+    let of_end = listen(&scene.fc, 7004, "cat > /dev/null; echo end");
+    for port in [7003, 7004] {
+        drop(dial(&scene.path, port));
+    }
+    let host = scene.daemon.runtime_directory().join("fc.sock");
+    let answer = |port: u32, closes: bool| {
+        let mut stream = UnixStream::connect(&host).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(stream, "CONNECT {port}\nhi\n").unwrap();
+        if closes {
+            stream.shutdown(Shutdown::Write).unwrap();
+        }
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        let (first, rest) = said.split_once('\n').unwrap();
+        assert!(first.starts_with("OK "), "{said}");
+        rest.to_owned()
+    };
+    assert_eq!(answer(7004, true), "");
+    assert_eq!(answer(7003, false), "got hi\n");
+    of_line.kill();
+    of_end.kill();
 }
 
 #[test]
