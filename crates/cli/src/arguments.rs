@@ -444,6 +444,9 @@ pub struct Exec {
 #[command(after_help = "\
 Permissions are those of the user who asks: for the service, ask as its user, as in `sudo -u ringdown ringdown check`.
 
+That no daemon serves is a warning, so that a machine can be looked at before the first start, and an error where --runtime-dir or RINGDOWN_RUNTIME_DIR names its
+directory and there is no --config, or where one that has died has left its socket.
+
 Exit codes: 0 nothing is wrong, though there may be warnings; 1 something does not work; 2 the command line is wrong.")]
 pub struct Check {
     /// Check this configuration file too

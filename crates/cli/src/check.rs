@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::client::{Client, found_runtime_dir};
+use crate::client::{Client, found_runtime_dir, is_runtime_dir_set};
 use crate::vmm::Accelerator;
 
 /// How bad it is.
@@ -82,6 +82,8 @@ impl Finding {
 /// Looks at everything: the machine, the configuration if there is a file, and the daemon of the runtime directory.
 pub fn everything(config: Option<&Path>, runtime_dir: Option<&Path>) -> Vec<Finding> {
     let mut findings = machine::look();
+    // Who looks at a file may do so before the first start.
+    let is_expected = config.is_none() && (runtime_dir.is_some() || is_runtime_dir_set());
     let mut named = runtime_dir.map(Path::to_owned);
     if let Some(path) = config {
         let (found, directory) = configuration::look(path, runtime_dir);
@@ -90,8 +92,12 @@ pub fn everything(config: Option<&Path>, runtime_dir: Option<&Path>) -> Vec<Find
     }
     let runtime_dir: PathBuf = named.unwrap_or_else(found_runtime_dir);
     let client = Client::new(Some(&runtime_dir));
-    findings.extend(daemon_state::look(&client, &runtime_dir, config));
-    let reload = config.and_then(|path| reload::look(&client, path));
+    let state = daemon_state::look(&client, &runtime_dir, config, is_expected);
+    // One that does not answer is not asked twice.
+    let answers = state.first().map(|found| found.severity) == Some(Severity::Fine);
+    findings.extend(state);
+    let reload = config.filter(|_| answers);
+    let reload = reload.and_then(|path| reload::look(&client, path));
     // What is wrong with the file by itself has been said.
     let is_known = |found: &Finding| {
         findings

@@ -36,7 +36,7 @@ pub(crate) use lines::Lines;
 pub use ready::say_if_slow;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long figures of all guests may take.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -76,6 +76,11 @@ pub(crate) fn found_runtime_dir() -> PathBuf {
         None if !is_served(&default) && is_served(Path::new(SERVICE_DIR)) => SERVICE_DIR.into(),
         _ => default,
     }
+}
+
+/// Whether the environment names the runtime directory.
+pub(crate) fn is_runtime_dir_set() -> bool {
+    std::env::var_os("RINGDOWN_RUNTIME_DIR").is_some_and(|path| !path.is_empty())
 }
 
 /// A client of the daemon of one runtime directory.
@@ -403,12 +408,9 @@ impl Client {
 
     /// Whether no daemon listens any more. A socket of systemd's still does.
     pub fn has_ended(&self) -> bool {
-        let kind = unix::connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience));
-        let kind = kind.map_err(|error| error.kind());
-        matches!(
-            kind,
-            Err(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
-        )
+        let connected = unix::connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience));
+        let failure = connected.map_err(|error| self.unreachable(error));
+        matches!(failure, Err(ClientError::NoDaemon { .. }))
     }
 
     /// Connects, and waits for room in the backlog. It holds up this thread, as it has nothing else to do: of those that the system holds up each has its turn.

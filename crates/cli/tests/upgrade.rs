@@ -243,7 +243,9 @@ fn a_keeper_that_has_died_is_noticed_before_anything_ends() {
     }
     let health = run_with(host.path(), &["check"]);
     let words = "it has ended since the daemon was started, and the daemon uses no other";
-    assert!(health.out.contains(words), "{}", health.out);
+    let words = format!("ERROR   keeper          {words}");
+    assert!(health.out.contains(&words), "{}", health.out);
+    assert_eq!(health.code, Some(1), "{}", health.out);
     while !host.log().contains("has ended since the daemon was") {
         std::thread::yield_now();
     }

@@ -21,7 +21,7 @@ use rustix::net::{
 use sys::ethernet::mtu_of;
 
 use super::{Finding, vms};
-use crate::client::{Client, ClientError, found_runtime_dir};
+use crate::client::{Client, found_runtime_dir};
 use crate::quote::quote;
 
 const ABOUT: &str = "configuration";
@@ -173,8 +173,7 @@ fn uplinks(plan: &Plan) -> Vec<Finding> {
 
 /// Addresses of published ports that the daemon would not get. Of one that is in use a daemon that runs may be the user.
 fn published(config: &Config, runtime_dir: &Path) -> Vec<Finding> {
-    let listed = Client::new(Some(runtime_dir)).list();
-    let is_served = !matches!(listed, Err(ClientError::NoDaemon { .. }));
+    let is_served = !Client::new(Some(runtime_dir)).has_ended();
     let publishes = config.publishes.iter();
     let failed = publishes.filter_map(|publish| check_address(&publish.value).err());
     failed

@@ -9,15 +9,22 @@ use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
 use super::{Finding, published, vms as vms_of};
-use crate::client::{Client, ClientError, how_to_start};
+use crate::client::{ANSWER_TIMEOUT, Client, ClientError, how_to_start, say_if_slow};
 use crate::guest::access_remedy;
 
 const ABOUT: &str = "daemon";
 
 const ABOUT_KEEPER: &str = "keeper";
 
-pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -> Vec<Finding> {
-    match client.list() {
+/// The first finding says whether it answers. `is_expected` says that there should be one.
+pub(super) fn look(
+    client: &Client,
+    runtime_dir: &Path,
+    config: Option<&Path>,
+    is_expected: bool,
+) -> Vec<Finding> {
+    let what = || Some("the daemon to answer".to_owned());
+    match say_if_slow(ANSWER_TIMEOUT, what, || client.list()) {
         Ok(list) => {
             let count = list.vms.len();
             let found = format!(
@@ -45,11 +52,14 @@ pub(super) fn look(client: &Client, runtime_dir: &Path, config: Option<&Path>) -
                 .collect()
         }
         Err(ClientError::NoDaemon { .. }) => {
-            let mut findings = vec![Finding::warning(
-                ABOUT,
-                format!("none serves {}", runtime_dir.display()),
-                format!("start it with {}", how_to_start(runtime_dir, config)),
-            )];
+            let found = format!("none serves {}", runtime_dir.display());
+            let remedy = format!("start it with {}", how_to_start(runtime_dir, config));
+            // One that has died has left its socket.
+            let finding = match is_expected || client.socket().exists() {
+                true => Finding::error(ABOUT, found, remedy),
+                false => Finding::warning(ABOUT, found, remedy),
+            };
+            let mut findings = vec![finding];
             findings.extend(place(runtime_dir));
             findings.extend(writers(runtime_dir, &[]));
             findings
@@ -80,7 +90,7 @@ pub(super) fn keeper(health: &Health) -> Vec<Finding> {
             ABOUT_KEEPER,
             "in use: lines and networks of VMs, QEMU's too, go on when the daemon is restarted",
         ),
-        false if health.keeper_ended => Finding::warning(
+        false if health.keeper_ended => Finding::error(
             ABOUT_KEEPER,
             "it has ended since the daemon was started, and the daemon uses no other: a restart of the daemon cuts VMs off, and QEMU has to be started anew",
             "when VMs may be started anew: see that a keeper runs (`systemctl restart ringdown-keeper`), and restart the daemon",
