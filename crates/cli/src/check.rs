@@ -1,12 +1,13 @@
 //! What stands in the way of guests: of this machine, of a configuration, and of the daemon that runs. Each finding says what to do.
 
+mod calls;
 mod configuration;
 mod daemon_state;
 mod machine;
-mod published;
 mod reload;
 
 pub(crate) use configuration::writers;
+pub(crate) use daemon_state::lacking_cards;
 
 use std::path::{Path, PathBuf};
 

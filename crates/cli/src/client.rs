@@ -33,6 +33,7 @@ pub use error::ClientError;
 use error::has_hung_up;
 pub(crate) use error::how_to_start;
 pub(crate) use lines::Lines;
+pub(crate) use ready::reach_agent;
 pub use ready::say_if_slow;
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.

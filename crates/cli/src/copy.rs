@@ -17,7 +17,8 @@ use transfer::{
 use wire::agent::transfer::{Message, Options, Part, Start};
 use wire::agent::{CAPABILITY_TRANSFER, ErrorKind, Frame, OPERATION_CHANNEL};
 
-use crate::guest::{ANSWER_TIMEOUT, Connection, Deadline, GuestError, printable};
+use crate::client::reach_agent;
+use crate::guest::{ANSWER_TIMEOUT, Deadline, GuestError, printable};
 pub use place::Place;
 pub use report::Report;
 
@@ -190,7 +191,7 @@ impl Copy<'_> {
         let resumed = self.has_begun;
         let socket = (self.reach)(REACH_TIMEOUT.min(self.limits.left())).map_err(Ended::Broken)?;
         let deadline = Deadline::after(ANSWER_TIMEOUT.min(self.limits.left()));
-        let mut connection = Connection::open_by(&socket, CAPABILITY_TRANSFER, deadline)
+        let mut connection = reach_agent(&socket, CAPABILITY_TRANSFER, deadline)
             .map_err(|error| self.not_reached(error))?;
         self.look_at_boot(&connection.hello.boot_id);
         let start = Frame::Transfer(Message::Start(Box::new(self.start(resumed))));

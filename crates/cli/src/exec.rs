@@ -24,7 +24,8 @@ use std::path::{Path, PathBuf};
 
 use wire::agent::{CAPABILITY_EXEC, ErrorKind};
 
-use crate::guest::{Connection, GuestError};
+use crate::client::reach_agent;
+use crate::guest::{ANSWER_TIMEOUT, Connection, Deadline, GuestError};
 
 /// The exit code for everything that keeps the command's own exit code from being known.
 pub const FAILURE: u8 = 255;
@@ -100,7 +101,12 @@ pub fn run(host_socket: &Path, options: ExecOptions) -> Result<u8, ExecError> {
 }
 
 fn reach(host_socket: &Path) -> Result<Connection, ExecError> {
-    Connection::open(host_socket, CAPABILITY_EXEC).map_err(ExecError::NotReached)
+    reach_agent(
+        host_socket,
+        CAPABILITY_EXEC,
+        Deadline::after(ANSWER_TIMEOUT),
+    )
+    .map_err(ExecError::NotReached)
 }
 
 /// The local ends of the command's streams.

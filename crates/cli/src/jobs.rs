@@ -14,6 +14,7 @@ use std::time::Duration;
 use wire::agent::job::{Answer, Ask};
 use wire::agent::{Frame, OPERATION_CHANNEL};
 
+use crate::client::reach_agent;
 use crate::guest::{ANSWER_TIMEOUT, Connection, Deadline, GuestError};
 
 /// A connection on which one job was asked for.
@@ -23,12 +24,17 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Ask the agent behind this host socket.
+    /// Ask the agent behind this host socket, and say so if it does not answer soon.
     pub(crate) fn ask(host_socket: &Path, ask: Ask) -> Result<Job, GuestError> {
-        Job::ask_within(host_socket, ask, ANSWER_TIMEOUT)
+        let deadline = Deadline::after(ANSWER_TIMEOUT);
+        let mut job = Job {
+            connection: reach_agent(host_socket, ask.capability(), deadline)?,
+        };
+        job.say(ask)?;
+        Ok(job)
     }
 
-    /// The same; the answer has to be there within so long.
+    /// The same without a word; the answer has to be there within so long.
     pub(crate) fn ask_within(
         host_socket: &Path,
         ask: Ask,

@@ -8,7 +8,7 @@ use runtime::directory::{check_directory, writable_by_all};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 
-use super::{Finding, published, vms as vms_of};
+use super::{Finding, calls, vms as vms_of};
 use crate::client::{ANSWER_TIMEOUT, Client, ClientError, how_to_start, say_if_slow};
 use crate::guest::access_remedy;
 
@@ -32,6 +32,7 @@ pub(super) fn look(
                 runtime_dir.display(),
                 vms_of(count)
             );
+            let networks = networks(client, &list.vms);
             let vms = list.vms.iter().map(guest);
             std::iter::once(Finding::fine(ABOUT, found))
                 .chain(
@@ -45,10 +46,12 @@ pub(super) fn look(
                 .chain(vms)
                 .chain(list.vms.iter().filter_map(windows))
                 .chain(list.vms.iter().flat_map(cards))
-                .chain(idle_cards(&list.vms, &networks(client, &list.vms)))
+                .chain(idle_cards(&list.vms, &networks))
+                .chain(missing_cards(&list.vms, &networks))
+                .chain(links_down(&networks))
                 .chain(host_sockets(&list.vms))
                 .chain(writers(runtime_dir, &list.vms))
-                .chain(published::look(client))
+                .chain(calls::look(client, &list.vms))
                 .collect()
         }
         Err(ClientError::NoDaemon { .. }) => {
@@ -303,6 +306,58 @@ pub(super) fn idle_cards(vms: &[VmStatus], networks: &[NetworkDetails]) -> Vec<F
         }
     }
     findings
+}
+
+/// Cards that VMMs which run do not have, as when their network was added meanwhile. A port whose link is down takes no VMM.
+pub(super) fn missing_cards(vms: &[VmStatus], networks: &[NetworkDetails]) -> Vec<Finding> {
+    let runs = |name: &String| {
+        let mut vms = vms.iter();
+        vms.any(|vm| vm.full_name() == *name && vm.attached)
+    };
+    let mut findings = Vec::new();
+    for details in networks {
+        let network = details.network.full_name();
+        let missing = details.ports.iter();
+        let missing = missing.filter(|port| !port.attached && port.link_up);
+        for name in missing.filter_map(|port| port.vm.as_ref()) {
+            if runs(name) {
+                findings.push(Finding::warning(
+                    "networks",
+                    format!("{name} runs without a card in {network}"),
+                    format!("put one in (docs/qemu.md, \"A card that comes while the guest runs\"), or end its VMM and start it with what `ringdown args {name} --vmm qemu` prints"),
+                ));
+            }
+        }
+    }
+    findings
+}
+
+/// Ports that were taken off their network by hand.
+fn links_down(networks: &[NetworkDetails]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for details in networks {
+        let network = details.network.full_name();
+        let down = details.ports.iter().filter(|port| !port.link_up);
+        for name in down.filter_map(|port| port.vm.as_ref()) {
+            findings.push(Finding::warning(
+                "networks",
+                format!("the link of {name} in {network} was taken down by `ringdown net link`"),
+                format!("`ringdown net link {name} {network} up`"),
+            ));
+        }
+    }
+    findings
+}
+
+/// The cards that are missing now, each with what to do about it.
+pub(crate) fn lacking_cards(client: &Client) -> Vec<String> {
+    let vms = client.list().map(|list| list.vms).unwrap_or_default();
+    let findings = missing_cards(&vms, &networks(client, &vms)).into_iter();
+    let words = findings.map(|found| match found.remedy {
+        Some(remedy) => format!("{}: {remedy}", found.found),
+        None => found.found,
+    });
+    words.collect()
 }
 
 fn version(about: &'static str, name: &str, vm: &VmStatus) -> Finding {

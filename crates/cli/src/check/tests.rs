@@ -314,7 +314,7 @@ fn a_published_port_whose_last_caller_was_refused_is_found() {
         event(CircuitOpened, "published(db)", ""),
         event(Refused, "web:1024", "no rule allows it"),
     ];
-    let found = published::findings(&events);
+    let found = calls::published(&events);
     assert_eq!(found.len(), 1);
     assert_eq!(
         found[0].found,
@@ -330,9 +330,53 @@ fn a_published_port_whose_last_caller_was_refused_is_found() {
         ..event(api::EventKind::PolicyChanged, "", "")
     };
     let again = [&events[..], &[reloaded]].concat();
-    assert!(published::findings(&again).is_empty());
+    assert!(calls::published(&again).is_empty());
     events.push(event(CircuitOpened, "published(www)", ""));
-    assert!(published::findings(&events).is_empty());
+    assert!(calls::published(&events).is_empty());
+}
+
+#[test]
+fn an_agent_that_left_its_last_caller_without_an_answer_is_found() {
+    let event = |kind, to: &str, bytes, seconds: u64| api::Event {
+        id: 1,
+        time: "2026-11-23T12:00:00Z".to_owned(),
+        kind,
+        details: api::EventDetails {
+            vm: (kind == api::EventKind::VmReady).then(|| "box".to_owned()),
+            from: Some("host(uid 0, pid 7)".to_owned()),
+            to: Some(to.to_owned()),
+            bytes_to_caller: Some(bytes),
+            age_ms: Some(seconds * 1000),
+            ..api::EventDetails::default()
+        },
+    };
+    use api::EventKind::{CircuitEnded, VmReady};
+    let agent = &format!("box:{}", wire::agent::PORT);
+    let silent = event(CircuitEnded, agent, 0, 30);
+    let found = |events: &[&api::Event], state| {
+        let events: Vec<_> = events.iter().map(|event| (*event).clone()).collect();
+        calls::silent_agents(&events, &[vm("vsock", state)])
+    };
+    let told = found(&[&silent], "ready");
+    assert_eq!(
+        told[0].found,
+        "box: its agent did not answer its last caller in 30 s (2026-11-23T12:00:00Z)"
+    );
+    assert_eq!(told[0].severity, Severity::Warning);
+    // It is not there, which is told by itself.
+    assert!(found(&[&silent], "waiting").is_empty());
+    for past in [event(CircuitEnded, agent, 40, 1), event(VmReady, "", 0, 0)] {
+        assert!(found(&[&silent, &past], "ready").is_empty());
+        assert_eq!(found(&[&past, &silent], "ready").len(), 1);
+    }
+    for nothing in [
+        event(CircuitEnded, agent, 0, 1),
+        event(CircuitEnded, "box:80", 0, 30),
+        event(CircuitEnded, "box:80", 40, 30),
+    ] {
+        assert!(found(&[&nothing], "ready").is_empty());
+        assert_eq!(found(&[&silent, &nothing], "ready").len(), 1);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Waiting for a guest.
 
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use rustix::io::Errno;
 
 use super::{ANSWER_TIMEOUT, Client, ClientError, resource};
 use crate::failure::Failure;
-use crate::guest::GuestError;
+use crate::guest::{Connection, Deadline, GuestError};
 use crate::lines::note;
 
 /// How long commands wait for a guest before they say so, and then between looks at what has changed.
@@ -44,6 +45,18 @@ pub fn say_if_slow<T>(
         let result = work();
         drop(done);
         result
+    })
+}
+
+/// Reaches the agent behind this host socket as [`Connection::open_by`] does, and says what it waits for as [`say_if_slow`] does.
+pub(crate) fn reach_agent(
+    host_socket: &Path,
+    capability: &str,
+    deadline: Deadline,
+) -> Result<Connection, GuestError> {
+    let what = || Some("the guest's agent to answer".to_owned());
+    say_if_slow(deadline.patience, what, || {
+        Connection::open_by(host_socket, capability, deadline)
     })
 }
 

@@ -27,6 +27,11 @@ pub fn run(client: &Client, options: &Reload) -> Result<(), Failure> {
         note(&format!("warning: {found}: `{remedy}`"));
     }
     warn_of(&reloaded.findings);
+    if reloaded.networks > 0 {
+        for words in check::lacking_cards(client) {
+            note(&format!("warning: {words}"));
+        }
+    }
     print(&words(&reloaded))
 }
 
