@@ -185,7 +185,7 @@ pub struct Why {
     /// What has a call fail although it is allowed: the first of these, or the reason of the last call if that failed and none was put through since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fails: Option<String>,
-    /// What the daemon has taken over from the one before it, if that reset circuits.
+    /// What the daemon has taken over from the one before it, if that reset circuits less than a minute ago.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,
     /// All that the policy says.

@@ -249,7 +249,10 @@ fn why_in_words(why: &Why, asked: Option<&str>) -> String {
         ));
     }
     if let Some(restart) = &why.restart {
-        text.push_str(&format!("  {} {restart}\n", restart.time));
+        text.push_str(&format!(
+            "a restart just now reset calls, perhaps such ones:\n  {} {restart}\n",
+            restart.time
+        ));
     }
     text
 }

@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use api::{LineKind, PolicyAnswer, PolicyVerdict, Refusal, VmState, VmStatus, Why};
+use api::{LineKind, PolicyAnswer, PolicyVerdict, Refusal, Restart, VmState, VmStatus, Why};
 use config::parse_user;
 use sys::links::{Fuse, find};
 use tokio::time::timeout;
@@ -15,6 +15,10 @@ use wire::agent::forward::Place;
 
 use super::Control;
 use crate::control_error::ControlError;
+use crate::events::rfc_3339;
+
+/// For so long a restart may be why a call has failed.
+const RESTART_IS_FELT: Duration = Duration::from_secs(60);
 
 /// How long the answer waits for a look at a directory.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -87,7 +91,7 @@ impl Control {
             hindrances,
             policy,
             refusals,
-            restart: restart.filter(|restart| restart.reset > 0),
+            restart: restart.filter(|restart| is_felt(restart, SystemTime::now())),
         })
     }
 
@@ -131,6 +135,12 @@ impl Control {
         }
         Ok(hindrances)
     }
+}
+
+/// Whether a call may have been reset by a restart, and who asks mean that: which calls were is not remembered.
+fn is_felt(restart: &Restart, now: SystemTime) -> bool {
+    // Times of one form and one zone are in order as they are written.
+    restart.reset > 0 && restart.time >= rfc_3339(now - RESTART_IS_FELT)
 }
 
 fn failed_words(time: SystemTime, reason: &str) -> String {
@@ -248,6 +258,26 @@ mod tests {
                 "no rule allows it"
             ]
         );
+    }
+
+    #[test]
+    fn a_restart_is_told_of_for_a_minute_where_it_reset_circuits() {
+        let then = SystemTime::now();
+        let restart = |reset| Restart {
+            restarts: 1,
+            version_before: String::new(),
+            ended: api::DaemonEnd::Died,
+            time: rfc_3339(then),
+            pause_ms: None,
+            lines: 0,
+            circuits: 0,
+            reset,
+        };
+        assert!(is_felt(&restart(2), then));
+        assert!(is_felt(&restart(2), then + RESTART_IS_FELT));
+        let later = then + RESTART_IS_FELT + Duration::from_millis(1);
+        assert!(!is_felt(&restart(2), later));
+        assert!(!is_felt(&restart(0), then));
     }
 
     #[test]
