@@ -303,19 +303,17 @@ fn capturing(daemon: &FakeDaemon, words: &[&str]) -> (Child, FakeCapture) {
 
 #[test]
 fn a_capture_of_so_many_frames_goes_to_a_file_of_ones_own() {
+    captures_so_many_frames(&["lan", "www"]);
+    // As of `ringdown capture`.
+    captures_so_many_frames(&["lan", "--vm", "www"]);
+}
+
+fn captures_so_many_frames(whose: &[&str]) {
     let daemon = FakeDaemon::with_file(FILE);
     let file = daemon.runtime_dir().join("lan.pcapng");
-    let words = [
-        "lan",
-        "www",
-        "--snaplen",
-        "96",
-        "--count",
-        "2",
-        "-w",
-        file.to_str().unwrap(),
-    ];
-    let (child, mut capture) = capturing(&daemon, &words);
+    let file = file.to_str().unwrap();
+    let extent = ["--snaplen", "96", "--count", "2", "-w", file];
+    let (child, mut capture) = capturing(&daemon, &[whose, &extent].concat());
     assert_eq!(
         (capture.network.as_deref(), capture.vm.as_deref()),
         (Some("lan"), Some("web"))
@@ -333,9 +331,9 @@ fn a_capture_of_so_many_frames_goes_to_a_file_of_ones_own() {
         String::from_utf8(output.stderr).unwrap(),
         "2 frames captured, 9 lost\n"
     );
-    assert_eq!(std::fs::read(&file).unwrap(), bytes);
+    assert_eq!(std::fs::read(file).unwrap(), bytes);
     assert_eq!(
-        std::fs::metadata(&file).unwrap().permissions().mode() & 0o777,
+        std::fs::metadata(file).unwrap().permissions().mode() & 0o777,
         0o600
     );
 }

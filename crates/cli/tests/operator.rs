@@ -132,6 +132,17 @@ fn a_check_finds_what_cannot_be_meant_and_its_exit_code_says_so() {
     assert_eq!(online.code, Some(1));
     let report: serde_json::Value = serde_json::from_str(&online.out).unwrap();
     assert_eq!(report["findings"][0]["kind"], "unreachable");
+    let listed = |name: &str| {
+        check(&format!(
+            "[hosts]\n\"intranet.example\" = \"192.0.2.7\"\n{HOUSE}[[service]]\nname = \"world\"\nport = 1080\negress = true\n\
+             [[rule]]\nfrom = \"web\"\nto = [\"service:world\", \"name:{name}\"]\naction = \"allow\"\n"
+        ))
+    };
+    assert_eq!(listed("intranet.example").code, Some(0));
+    let found = listed("intranet.exmple");
+    let words = "names \"intranet.exmple\", which [hosts] does not list (did you mean \"intranet.example\"?)";
+    assert_eq!(found.code, Some(1), "{}", found.err);
+    assert!(found.out.contains(words), "{}", found.out);
     assert_refused(
         &check("[[rule]]\nfrom = \"web\"\n"),
         2,

@@ -73,6 +73,10 @@ pub fn parse_callee(text: &str, domain: &str) -> Result<Vec<CalleePattern>, Inpu
         }
         Some(("address", address)) => CalleePattern::Network(parse_network(address)?),
         Some(("name", name)) => CalleePattern::Name(parse_dns_pattern(name)?),
+        Some((vm, port)) if check_name(vm).is_ok() && port.parse::<u32>().is_ok() => {
+            let remedy = format!("the port stands by itself: to = \"{vm}\" and port = {port}");
+            return Err(malformed("a callee", text, &remedy));
+        }
         Some(_) => {
             return Err(malformed(
                 "a callee",

@@ -59,7 +59,7 @@ pub struct NetMacs {
 #[command(after_help = "\
 Down: frames from the guest and to it are dropped, and the connection of its VMM is closed, whereupon QEMU takes the carrier away. Up: the
 port listens again, and QEMU connects again by itself if its character device says so, as `ringdown args` has it. A link that was taken down is
-up again when the daemon is started anew.")]
+up again when the daemon is started anew without a keeper, and until then `ringdown check` warns of it.")]
 pub struct NetLink {
     /// Name of the VM, or DOMAIN/NAME
     pub vm: String,
@@ -89,8 +89,18 @@ pub struct NetCapture {
     pub network: String,
     /// Name of the VM, or DOMAIN/NAME, whose port is to be captured alone
     pub vm: Option<String>,
+    /// The same, as `ringdown capture` has it
+    #[arg(long = "vm", value_name = "NAME", conflicts_with = "vm")]
+    pub of_vm: Option<String>,
     #[command(flatten)]
     pub output: CaptureOutput,
+}
+
+impl NetCapture {
+    /// The VM whose port is to be captured alone.
+    pub fn of_vm(&self) -> Option<&str> {
+        self.vm.as_deref().or(self.of_vm.as_deref())
+    }
 }
 
 /// Whether a link is to be up.

@@ -54,6 +54,12 @@ impl Route {
                 path.len()
             ));
         }
+        // As published ports and `forward` name what the guest's agent connects to.
+        if let Some((vm, "tcp")) = vm.split_once(':') {
+            return Err(format!(
+                "this is for vsock ports; for TCP in the guest, `ringdown forward {vm} -L {path}:localhost:{port}` makes such a socket"
+            ));
+        }
         parse_full_name("a VM", vm).map_err(|error| error.to_string())?;
         match port.parse() {
             // The highest number stands for any port.
@@ -96,6 +102,10 @@ mod tests {
             ("db.sock=db:1".into(), "does not begin with /"),
             ("=db:1".into(), "does not begin with /"),
             ("/a=DB:1".into(), "DB"),
+            (
+                "/a=web:tcp:80".into(),
+                "`ringdown forward web -L /a:localhost:80`",
+            ),
             ("/a=db:".into(), "is no port"),
             ("/a=db:-1".into(), "is no port"),
             ("/a=db:4294967295".into(), "is no port"),

@@ -41,7 +41,7 @@ pub fn network(client: &Client, options: &NetCapture) -> Result<(), Failure> {
     let mut taker = Taker::open(&options.output)?;
     let end = client.capture_network(
         &options.network,
-        options.vm.as_deref(),
+        options.of_vm(),
         extent(&options.output),
         |bytes| taker.take(bytes),
     )?;

@@ -80,7 +80,7 @@ fn link(client: &Client, options: &NetLink) -> Result<(), Failure> {
 
 fn capture(client: &Client, options: &NetCapture) -> Result<(), Failure> {
     let network = &options.network;
-    match (client.network(network), &options.vm) {
+    match (client.network(network), options.of_vm()) {
         (Ok(_), _) => super::capture::network(client, options),
         (Err(_), Some(vm)) if is_swapped(client, vm, network) => Err(Failure::usage(format!(
             "{network:?} is a VM and {vm:?} a network, and the network comes first: `ringdown net capture {vm} {network}`"

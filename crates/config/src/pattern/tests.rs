@@ -186,6 +186,11 @@ fn each_wrong_word_is_refused_with_its_remedy() {
             "the system knows no group of users \"nosuchgroup\": check",
         ),
         (callee, "user:root", "is not a callee: write a VM"),
+        (
+            callee,
+            "db:80",
+            "is not a callee: the port stands by itself: to = \"db\" and port = 80",
+        ),
         (callee, "service:", "\"\" cannot be the name of a service"),
         (
             callee,

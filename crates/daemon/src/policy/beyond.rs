@@ -5,11 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::ServiceTarget;
+use config::input::nearest_full_name;
 use policy::{Callee, CalleePattern, Caller, NamePattern, Policy, Rule, RuleId, Verdict};
 use wire::destination::DestinationError;
 
 use super::Rulebook;
-use super::findings::Found;
+use super::findings::{Found, Suggestions};
 use super::listing::network_words;
 use hostside::proxy::egress::{
     EgressError, View, allowed, is_network, means, means_name, must_be_named, none_is_published,
@@ -249,6 +250,48 @@ impl Rulebook {
             Some(Found::new(FindingKind::NotOpened, message, remedy).at(written))
         });
         told.collect()
+    }
+
+    /// Names of `[hosts]` that no rule allows beside rules with a name that is nearly the same.
+    pub(super) fn nearly_listed<'a>(&'a self, suggestions: &Suggestions) -> Vec<Finding> {
+        let rules = self.policy.rules();
+        let patterns = |rule: &'a Rule| {
+            let patterns = rule.to.iter();
+            patterns.filter_map(|pattern| match pattern {
+                CalleePattern::Name(name) => Some(name),
+                _ => None,
+            })
+        };
+        let is_used = |name: &str| {
+            let allowing = rules.iter().filter(|rule| rule.verdict == Verdict::Allow);
+            let mut allowed = allowing.flat_map(patterns);
+            allowed.any(|of| of.covers(name)) || self.is_name_of_a_service(name)
+        };
+        let listed: Vec<&str> = self.hosts.iter().map(|(name, _)| name).collect();
+        let unused = listed.iter().filter(|name| !is_used(name));
+        let unused: Vec<String> = unused.map(|name| (*name).to_owned()).collect();
+        if unused.is_empty() {
+            return Vec::new();
+        }
+        let written = rules.iter().zip(0_u32..);
+        let written = written.flat_map(|(rule, index)| patterns(rule).map(move |of| (of, index)));
+        let found = written.filter_map(|(pattern, index)| {
+            let NamePattern::Exact(name) = pattern else {
+                return None;
+            };
+            if listed.contains(&name.as_str()) {
+                return None;
+            }
+            let near = suggestions.find(|| nearest_full_name(name, &unused))?;
+            let rule = self.rules.get(index as usize)?;
+            let message = format!(
+                "rule {} names {name:?}, which [hosts] does not list (did you mean {near:?}?)",
+                self.rule(index).words()
+            );
+            let remedy = "correct the name if it is to have an address of [hosts]: it is looked up otherwise";
+            Some(Found::new(FindingKind::NotOpened, message, remedy).at(rule))
+        });
+        found.collect()
     }
 
     fn has_egress(&self) -> bool {

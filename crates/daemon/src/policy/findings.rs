@@ -71,12 +71,13 @@ impl Rulebook {
             found.map(|found| found.at(rule))
         });
         let mut findings: Vec<Finding> = of_rules.take(MAX_FINDINGS).collect();
-        let others: [&dyn Fn() -> Vec<Finding>; 5] = [
+        let others: [&dyn Fn() -> Vec<Finding>; 6] = [
             &|| self.own_ports(),
             &|| self.opens_nothing(),
             &|| self.groups_of_nobody(&suggestions),
             &|| self.offers_to_nobody(&suggestions),
             &|| self.listed_for_nobody(),
+            &|| self.nearly_listed(&suggestions),
         ];
         for other in others {
             if findings.len() < MAX_FINDINGS {
@@ -390,19 +391,24 @@ fn opens(rule: &Rule, callee: &Callee<'_>) -> bool {
 
 /// What may be meant by the first unknown names.
 #[derive(Default)]
-struct Suggestions {
+pub(super) struct Suggestions {
     given: Cell<usize>,
 }
 
 impl Suggestions {
     /// What a message says after the next such name.
     fn next(&self, meant: impl FnOnce() -> Option<String>) -> String {
+        did_you_mean(&self.find(meant))
+    }
+
+    /// What may be meant by the next such name.
+    pub(super) fn find(&self, meant: impl FnOnce() -> Option<String>) -> Option<String> {
         let given = self.given.get();
         if given == MAX_SUGGESTIONS {
-            return String::new();
+            return None;
         }
         self.given.set(given + 1);
-        did_you_mean(&meant())
+        meant()
     }
 }
 
