@@ -75,6 +75,7 @@ pub(super) fn published(events: &[Event]) -> Vec<Finding> {
 }
 
 /// Agents that are ready and said nothing to their last caller, not even their hello. Their guests' kernels take calls all the same.
+/// A circuit ends some eight seconds after its caller has gone where the guest has read nothing of it.
 pub(super) fn silent_agents(events: &[Event], vms: &[VmStatus]) -> Vec<Finding> {
     let mut silent = BTreeMap::new();
     for event in events {
