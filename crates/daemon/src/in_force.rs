@@ -225,7 +225,9 @@ impl Parts {
             prepared.map_err(|found| left_out.push(found)).is_ok()
         });
         let is_whole = !lines.leaves_out;
-        if let Some(found) = is_whole.then(|| left_out.pop()).flatten() {
+        // Nor is anything changed for nothing but VMs that are left out.
+        let ends = is_whole || lines.added.is_empty();
+        if let Some(found) = ends.then(|| left_out.pop()).flatten() {
             return Err(found);
         }
         let hindrance = |fault: LineFault| Hindrance {
