@@ -415,7 +415,8 @@ mod tests {
     fn a_vmm_whose_directory_hangs_holds_up_its_own_agent_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("v.sock");
-        let _vmm = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let vmm = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        vmm.set_nonblocking(true).unwrap();
         let secret = Secret::new([5; SECRET_LEN]);
         runtime().block_on(async {
             let gates = Arc::new(Gates::new(2));
@@ -423,6 +424,8 @@ mod tests {
             let soon = Duration::from_millis(50);
             let waits = tokio::time::timeout(soon, confirm(&gates, &path, &secret)).await;
             assert!(waits.is_err());
+            let called = vmm.accept().map(drop).unwrap_err();
+            assert_eq!(called.kind(), io::ErrorKind::WouldBlock);
             let other = directory.path().join("none");
             let other = confirm(&gates, &other, &secret).await;
             assert!(matches!(other, Err(HelloError::Io(_))), "{other:?}");
