@@ -4,7 +4,6 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use config::net::{Moderation, NetHost, NetworkSpec, PortSpec, UplinkDevice};
-use device::Bound;
 use device::net::{ModerationSetting, NetFabric, NetPortConfig};
 use l2::bridge::PortConfig;
 use l2::{Host, Ipv4Settings, StationConfig};
@@ -41,8 +40,6 @@ pub(super) fn open(
         let fault = added.map_err(|error| NetFault::of_port(port, error));
         fault.map_err(|fault| left_out.push(fault)).is_ok()
     });
-    // Ports that were taken off listen nowhere.
-    fabric.set_bound(Bound::default());
     Ok(left_out)
 }
 

@@ -96,6 +96,8 @@ impl NetWorker for NetThread {
         running.orders.order(move |fabric| {
             fabric.set_bound(bound);
             let result = apply::open(&mut change, fabric);
+            // Ports that were taken off listen nowhere, nor does what was not opened.
+            fabric.set_bound(Bound::default());
             let failed = result.is_err();
             // The asker waits for it.
             let _ = opened.send(result);
