@@ -274,6 +274,10 @@ fn a_circuit_that_the_operator_ends_is_taken_away_while_it_is_mapped() {
     // With the host: its program keeps the mapping, of which nothing is believed any more.
     let serving = serve(scene.guest("web"), 5004, 1);
     let mut circuit = connector(&scene).connect("web:5004").unwrap();
+    // The guest's program has it once it has read some of what no ring holds.
+    let mut bytes = vec![0; RING_LEN as usize];
+    Pattern::new(1).fill(&mut bytes);
+    circuit.writer().write_all(&bytes).unwrap();
     let id = id_of_circuit(&scene, 5004);
     assert!(
         scene

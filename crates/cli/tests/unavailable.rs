@@ -239,6 +239,9 @@ fn a_spoilt_vm_costs_others_neither_windows_nor_ports() {
     assert!(shown.contains("good"), "{shown}");
     let reason = host.unavailable("poor").unwrap();
     assert!(reason.contains("port"), "{reason}");
+    // Nobody has taken its link down.
+    let found = host.run(&["check"]).out;
+    assert!(!found.contains("was taken down"), "{found}");
     let after = files();
     for (name, id) in &before {
         let is_window = name.as_encoded_bytes().contains(&b'.');

@@ -176,6 +176,9 @@ fn a_hybrid_vm_waits_until_a_vmm_listens_at_its_socket() {
     // A VMM that was killed leaves its socket behind.
     drop(vmm);
     expect("waiting", &absent);
+    let removed = run_with(daemon.runtime_dir(), &["vm", "rm", "fc"]);
+    assert_eq!(removed.code, Some(0), "{}", removed.err);
+    assert!(!removed.out.contains("VMM"), "{}", removed.out);
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub(super) fn look(
                 .chain(list.vms.iter().flat_map(cards))
                 .chain(idle_cards(&list.vms, &networks))
                 .chain(missing_cards(&list.vms, &networks))
-                .chain(links_down(&networks))
+                .chain(links_down(&list.vms, &networks))
                 .chain(host_sockets(&list.vms))
                 .chain(writers(runtime_dir, &list.vms))
                 .chain(calls::look(client, &list.vms))
@@ -332,13 +332,17 @@ pub(super) fn missing_cards(vms: &[VmStatus], networks: &[NetworkDetails]) -> Ve
     findings
 }
 
-/// Ports that were taken off their network by hand.
-fn links_down(networks: &[NetworkDetails]) -> Vec<Finding> {
+/// Ports that were taken off their network by hand. Those of a VM that is not served have no link.
+fn links_down(vms: &[VmStatus], networks: &[NetworkDetails]) -> Vec<Finding> {
+    let is_served = |name: &&String| {
+        let mut vms = vms.iter();
+        vms.any(|vm| vm.full_name() == **name && vm.unavailable.is_none())
+    };
     let mut findings = Vec::new();
     for details in networks {
         let network = details.network.full_name();
         let down = details.ports.iter().filter(|port| !port.link_up);
-        for name in down.filter_map(|port| port.vm.as_ref()) {
+        for name in down.filter_map(|port| port.vm.as_ref()).filter(is_served) {
             findings.push(Finding::warning(
                 "networks",
                 format!("the link of {name} in {network} was taken down by `ringdown net link`"),

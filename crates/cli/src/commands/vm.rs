@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use api::{ChardevInfo, LineKind, NewSerial, NewVm, PartKind, VmPort, VmStatus};
+use api::{ChardevInfo, LineKind, NewSerial, NewVm, PartKind, VmPort, VmState, VmStatus};
 use config::input::{InputError, check_socket_path, parse_cid, parse_full_name};
 use config::limits::parse_member;
 use config::{NewPort, parse_net_option};
@@ -109,7 +109,8 @@ pub fn remove(client: &Client, options: &VmRemove) -> Result<(), Failure> {
         return print_named("vm", &vm);
     }
     let name = vm.full_name();
-    let vmm = match vm.attached {
+    // A hybrid VM's VMM is one that listens.
+    let vmm = match vm.attached && vm.state != VmState::Waiting {
         true => "; its VMM still runs, without a line",
         false => "",
     };
