@@ -206,7 +206,7 @@ impl Arena {
         while Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
             let after = list();
-            if after == before {
+            if after == before && !after.is_empty() {
                 break;
             }
             before = after;
@@ -240,9 +240,10 @@ impl Arena {
     /// What each descriptor of the daemon is, in words of the kernel.
     fn descriptors(&self) -> Result<Vec<String>> {
         let directory = format!("/proc/{}/fd", self.scene.daemon.process_id());
-        fs::read_dir(directory)?
-            .map(|entry| Ok(fs::read_link(entry?.path())?.display().to_string()))
-            .collect()
+        // One that is closed meanwhile is none.
+        let links =
+            fs::read_dir(directory)?.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        Ok(links.map(|link| link.display().to_string()).collect())
     }
 
     /// The daemon has nothing to do while the bystander is quiet, whatever the attacker still holds.
