@@ -174,11 +174,9 @@ impl Entry {
         Ok(SocketAddrUnix::new(self.pinned_path())?)
     }
 
-    /// Whether root and this process's user alone can do anything in its directory, and change where the path leads. Who may read a directory can hold its lock.
+    /// Whether root and this process's user alone can change what is in its directory, and where the path leads.
     pub fn is_ours(&self) -> bool {
-        let readers = (Mode::RGRP | Mode::ROTH).bits();
-        let is_read = self.directory.stat.st_mode & readers != 0;
-        self.directory.is_firm && self.directory.is_closed() && !is_read
+        self.directory.is_firm && self.directory.is_closed()
     }
 
     /// The path by which it is in its directory, as it was found.

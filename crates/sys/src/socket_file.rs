@@ -98,7 +98,7 @@ impl SocketFile {
         self.id
     }
 
-    /// Whether root and this process's user alone can do anything in its directory: others cannot make it slow to remove it.
+    /// Whether root and this process's user alone can change what is in its directory: who cannot even read it cannot make it slow to remove it.
     pub fn is_ours(&self) -> bool {
         self.entry.is_ours()
     }
