@@ -274,7 +274,7 @@ impl Worker {
             drop(channels);
         }
         if let Some(done) = self.orders.ask(Fabric::all_done) {
-            // Who holds a directory of its own up has no sockets there for longer.
+            // Where a directory's owner holds its lock, the sockets come later.
             let _ = done.recv_timeout(SOCKETS_PATIENCE);
         }
         if leaves_out {

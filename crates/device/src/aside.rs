@@ -1,7 +1,7 @@
-//! What is done at paths that others can make slow.
+//! Work at paths in directories of other users, which can take long.
 //!
-//! To look a name up in a directory takes its lock. Who owns the directory can hold that for long, such as by renames there that notify very many watches
-//! (inotify, epoll), or by a thread that seldom gets a processor. So a line with such a path has a thread for it, and nobody but that line waits.
+//! A look-up takes the directory's lock. The directory's owner can hold it for seconds: by renames that notify very many watches (inotify, epoll), or by a
+//! thread of low priority. So a line with such a path has a thread for it, and only that line waits.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use sys::socket_file::SocketFile;
 
-/// How long the end waits for the removal of sockets' files.
+/// How long a fabric that stops waits for the removal of socket files.
 pub(crate) const REMOVAL_PATIENCE: Duration = Duration::from_secs(1);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A line's thread for such paths. It ends behind what it was given, once this is dropped.
+/// A line's thread for such paths. Once this is dropped, the thread ends after the jobs in its queue.
 #[derive(Debug)]
 pub(crate) struct Aside(Sender<Job>);
 
@@ -31,21 +31,21 @@ impl Aside {
         Ok(Aside(sender))
     }
 
-    /// Has this done, behind what was given before.
+    /// Appends a job to the queue.
     pub(crate) fn push(&self, job: impl FnOnce() + Send + 'static) {
         // The thread takes jobs until this is dropped.
         let _ = self.0.send(Box::new(job));
     }
 }
 
-/// What is under way at such paths.
+/// Jobs at such paths that are not finished.
 #[derive(Debug)]
 pub(crate) struct UnderWay {
     done: Sender<Ticket>,
     all_done: Receiver<Ticket>,
 }
 
-/// Is never made: what is done is told by its absence.
+/// No value: the channel's disconnection is the message.
 #[derive(Debug)]
 pub enum Ticket {}
 
@@ -55,17 +55,17 @@ impl UnderWay {
         UnderWay { done, all_done }
     }
 
-    /// Something begins, and lasts until this is dropped.
+    /// Begins a job, which ends when this is dropped.
     pub(crate) fn begin(&self) -> Sender<Ticket> {
         self.done.clone()
     }
 
-    /// Disconnects when all that has begun until now is done.
+    /// Disconnects when all jobs that have begun until now have ended.
     pub(crate) fn all_done(&mut self) -> Receiver<Ticket> {
         std::mem::replace(self, UnderWay::new()).all_done
     }
 
-    /// Removes the files of sockets, on a thread of their own where others can make that slow.
+    /// Removes socket files: on a thread of their own, unless all are in directories of root or of this process's user.
     pub(crate) fn remove(&self, files: impl IntoIterator<Item = SocketFile>) {
         let files: Vec<SocketFile> = files.into_iter().collect();
         if files.iter().all(SocketFile::is_ours) {

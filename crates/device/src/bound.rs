@@ -1,4 +1,4 @@
-//! Sockets that are made before what they are for is opened, by the thread that asks for it: to make one at a path of others may take long, see
+//! Sockets that the requesting thread binds before their lines or ports are opened: bind(2) in a directory of another user can take long, see
 //! [`crate::aside`].
 
 use std::collections::HashMap;
@@ -8,12 +8,11 @@ use std::sync::Arc;
 
 use keeper::Keeper;
 use rustix::net::SocketType;
-use wire::connect::seqpacket_path;
 
 use crate::frontend::VmmListener;
-use crate::socket::{Listener, MAX_PATH_BYTES, listen_for};
+use crate::socket::{Listener, listen_for, paths_for_programs};
 
-/// Such sockets, by their paths. Those that are not used are gone with this.
+/// Bound sockets by their paths. Those that are not taken are closed when this is dropped.
 #[derive(Debug, Default)]
 pub struct Bound {
     group: Option<u32>,
@@ -23,7 +22,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// None yet. The members of the group may connect to those for programs; those for VMMs are kept by the keeper.
+    /// No sockets. Members of the group may connect to those for programs; the keeper keeps those for VMMs.
     pub fn new(group: Option<u32>, keeper: Option<Arc<Keeper>>) -> Bound {
         Bound {
             group,
@@ -32,10 +31,10 @@ impl Bound {
         }
     }
 
-    /// Makes the sockets of a VM for programs at one path, and for its VMM at another if its line has rings.
+    /// Binds a VM's sockets for programs at one path, and for its VMM at another if its line has rings.
     ///
     /// # Errors
-    /// Which cannot be had. None of them is left then.
+    /// The path that cannot be bound, and why. No socket of the VM is left then.
     pub(crate) fn add_line(
         &mut self,
         vm: &str,
@@ -43,15 +42,16 @@ impl Bound {
         rings: Option<&Path>,
     ) -> Result<(), (PathBuf, io::Error)> {
         let group = self.group;
-        let listen = |path: PathBuf, socket_type| match listen_for(group, &path, socket_type) {
+        let paths = paths_for_programs(host, rings.is_some());
+        let listen = |(path, socket_type): (PathBuf, SocketType)| match listen_for(
+            group,
+            &path,
+            socket_type,
+        ) {
             Ok(listener) => Ok((path, listener)),
             Err(error) => Err((path, error)),
         };
-        let mut made = vec![listen(host.to_owned(), SocketType::STREAM)?];
-        let messages = seqpacket_path(host);
-        if rings.is_some() && messages.as_os_str().len() <= MAX_PATH_BYTES {
-            made.push(listen(messages, SocketType::SEQPACKET)?);
-        }
+        let made = paths.map(listen).collect::<Result<Vec<_>, _>>()?;
         if let Some(path) = rings {
             self.add_vmm(path, (vm, None))
                 .map_err(|error| (path.to_owned(), error))?;
@@ -60,17 +60,17 @@ impl Bound {
         Ok(())
     }
 
-    /// Makes the socket at which a VMM connects, for this VM and its network.
+    /// Binds the socket to which the VMM of this VM connects, for its line or for its port in a network.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// As bind(2).
     pub fn add_vmm(&mut self, path: &Path, of: (&str, Option<&str>)) -> io::Result<()> {
         let listener = VmmListener::bind(path, of, self.keeper.clone())?;
         self.for_vmms.insert(path.to_owned(), listener);
         Ok(())
     }
 
-    /// The socket for programs at this path, which is made now if it has not been.
+    /// Takes the socket for programs at this path, or binds it now.
     pub(crate) fn for_programs(
         &mut self,
         group: Option<u32>,
@@ -83,7 +83,7 @@ impl Bound {
         }
     }
 
-    /// The socket for a VMM at this path, which is made now if it has not been.
+    /// Takes the socket for a VMM at this path, or binds it now.
     pub(crate) fn for_vmm(
         &mut self,
         path: &Path,

@@ -14,6 +14,7 @@ use rustix::net::{
 use sys::links::{Entry, FileId, Fuse, address_of};
 use sys::peer::refuse_descriptors;
 use sys::socket_file::SocketFile;
+use wire::connect::seqpacket_path;
 
 /// The longest path that a UNIX socket's address holds, in bytes (unix(7)).
 pub(crate) const MAX_PATH_BYTES: usize = 107;
@@ -95,6 +96,17 @@ pub(crate) fn remove_file_of(socket: OwnedFd, path: &Path) -> io::Result<()> {
         file.stay();
     }
     Ok(())
+}
+
+/// Where programs connect to a VM: with stream sockets, and with sockets of messages if the line has rings and the path has room for that name.
+pub(crate) fn paths_for_programs(
+    host: &Path,
+    has_rings: bool,
+) -> impl Iterator<Item = (PathBuf, SocketType)> {
+    let messages = seqpacket_path(host);
+    let fits = messages.as_os_str().len() <= MAX_PATH_BYTES;
+    let messages = (has_rings && fits).then_some((messages, SocketType::SEQPACKET));
+    std::iter::once((host.to_owned(), SocketType::STREAM)).chain(messages)
 }
 
 /// Listens at `path`, for the owner and the members of this group. A stale socket file is taken over.

@@ -1,8 +1,8 @@
 //! Work at paths in directories that may be others', such as looking a socket up and connecting to it.
 //!
-//! The owner of a directory can keep its lock in the kernel taken nearly all the time, by renaming in it. Who looks a name up there waits for seconds, and nothing
-//! ends that wait. So such work is done on a thread for which nobody waits but who asked for it, and at each place by one thread at a time: a place that hangs has one
-//! thread, however many ask. Whoever asks waits for as long as it likes.
+//! The owner of a directory can hold its lock in the kernel nearly all the time, by renames in it. A look-up there then takes seconds, and no signal ends it.
+//! So such work is done on a thread for which only its caller waits, and at each place by one thread at a time: a place that hangs takes one
+//! thread, however many callers it has. Callers set their own deadlines.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 /// The places at which something is being done.
 #[derive(Debug)]
 pub struct Gates {
-    /// Those that nobody has or waits for go.
+    /// Places without a caller are removed.
     places: Mutex<HashMap<PathBuf, Arc<Semaphore>>>,
     threads: Arc<Semaphore>,
 }
@@ -38,7 +38,7 @@ impl Gates {
         place: &Path,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        // They are never closed. The place first: who waits for one takes no thread.
+        // The semaphores are never closed. The place first: a caller that waits for one takes no thread.
         let place = self.gate(place).acquire_owned().await.ok()?;
         let thread = self.threads.clone().acquire_owned().await.ok()?;
         let done = tokio::task::spawn_blocking(move || {
@@ -60,7 +60,7 @@ impl Gates {
 
     fn gate(&self, place: &Path) -> Arc<Semaphore> {
         let mut places = sys::lock(&self.places);
-        // Each who has it or waits for it holds one more.
+        // Each caller holds one reference more.
         places.retain(|_, gate| Arc::strong_count(gate) > 1);
         let gate = || Arc::new(Semaphore::new(1));
         places.entry(place.to_owned()).or_insert_with(gate).clone()

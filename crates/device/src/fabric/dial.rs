@@ -268,7 +268,7 @@ impl Fabric {
         let (answers, waker) = (self.aside.clone(), self.reactor.waker());
         let place = redial.place();
         let job = move || {
-            // Who has given up meanwhile needs no socket.
+            // A caller that has given up needs no socket.
             let is_awaited = awaited.is_some_and(|awaited| awaited.strong_count() > 0);
             let dialled = match is_awaited {
                 true => dial(&path, call.socket_type, &vm),
@@ -289,7 +289,7 @@ impl Fabric {
         Attempt::Asked
     }
 
-    /// Takes what other threads have found at paths that others can make slow.
+    /// Takes the sockets that the lines' [own threads](crate::aside) have connected.
     pub(super) fn take_aside(&mut self) {
         for _ in 0..ANSWERS_PER_TURN {
             let Ok(Dialled {

@@ -1,16 +1,12 @@
 //! Opening lines with rings.
 
-use std::path::PathBuf;
-
 use policy::LineId;
-use rustix::net::SocketType as UnixSocketType;
-use wire::connect::seqpacket_path;
 
 use super::{Fabric, LineConfig, OpenLineError};
 use crate::frontend::{Frontend, Identity};
 use crate::line::LineIo;
 use crate::reactor::{EventFlags, Token};
-use crate::socket::MAX_PATH_BYTES;
+use crate::socket::paths_for_programs;
 use crate::vsock::model;
 
 impl Fabric {
@@ -59,16 +55,14 @@ impl Fabric {
         let refused_at = |path| |error| OpenLineError::Socket { path, error };
         let group = self.host_group;
         let bound = &mut self.bound;
-        let mut at = |path: PathBuf, socket_type| {
+        let listeners = paths_for_programs(&config.host, true).map(|(path, socket_type)| {
             let listener = bound.for_programs(group, &path, socket_type);
             listener.map_err(refused_at(path))
-        };
-        let mut listeners = vec![at(config.host.clone(), UnixSocketType::STREAM)?];
-        let messages = seqpacket_path(&config.host);
-        if messages.as_os_str().len() <= MAX_PATH_BYTES {
-            listeners.push(at(messages, UnixSocketType::SEQPACKET)?);
-        } else {
-            tracing::warn!(path = %messages.display(), "too long for a socket: no SEQPACKET calls to this guest");
+        });
+        let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
+        if listeners.len() == 1 {
+            let path = config.host.display();
+            tracing::warn!(%path, "too long a path for a second socket: no SEQPACKET calls to this guest");
         }
         let refused = |error| OpenLineError::Socket {
             path: config.host.clone(),

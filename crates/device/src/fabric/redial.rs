@@ -35,7 +35,7 @@ struct Row {
     /// When the first is tried, or given up while another thread looks for the listener.
     next_at: Time,
     wait: Duration,
-    /// For whom another thread looks for the listener. It may have given up.
+    /// The circuit for which another thread connects. Its caller may have given up.
     asked: Option<CircuitId>,
 }
 
@@ -163,7 +163,7 @@ impl Row {
         due.insert((until, place));
     }
 
-    /// Until there is an answer, the row moves by those who give up.
+    /// Until the other thread answers, the next event of the row is its first caller's deadline.
     fn await_answer(&mut self, due: &mut BTreeSet<(Time, Place)>, place: Place) {
         let first = self.waiting.values().next();
         let until = first.map_or(self.next_at, |first| first.give_up_at);
