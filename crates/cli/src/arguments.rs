@@ -415,9 +415,13 @@ Examples:
 With -t on a terminal each key is the command's, Ctrl-C too. As in ssh, Enter, ~ and . leave a guest that takes none, with exit code 255; Enter, ~ and ~
 send one ~.
 
+Signals (HUP, INT, QUIT, TERM, USR1, USR2) go on to the command. If the guest's agent does not answer within 5 s of one that asks it to end, as where the VM is
+paused, exec ends by itself with exit code 255, and the command in the guest may still run; so `timeout 60 ringdown exec ...` ends. It ends too at a second
+such signal a second later without an answer, and at the third within two seconds.
+
 Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be executed;
 255 if the connection broke before the command's end was known, as when the daemon is restarted (the agent then hangs the command
-up, and kills it if it does not go), or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, gives no
+up, and kills it if it does not go), or gave no answer after a signal, or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, gives no
 answer, or is not to be reached by this user, 2 if the command line is wrong or too long: nothing was started then.")]
 pub struct Exec {
     /// Name of the VM, or DOMAIN/NAME
@@ -431,7 +435,7 @@ pub struct Exec {
     /// Run the command in this directory of the guest [default: the home directory of the agent's user]
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<PathBuf>,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
     /// The command and its arguments; `--` before it where an option of the command is one of `ringdown exec` too
@@ -527,7 +531,7 @@ pub struct Shell {
     /// Set a variable on top of the agent's environment; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub env: Vec<OsString>,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
     /// A command, which is refused with the line that runs it
@@ -562,7 +566,7 @@ pub struct ForwardArguments {
     /// A place of the guest that leads to one of this host; may be repeated
     #[arg(short = 'R', long = "to-host", value_name = "[ADDRESS:]PORT:HOST:PORT")]
     pub remote: Vec<String>,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }

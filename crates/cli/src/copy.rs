@@ -9,6 +9,7 @@ mod report;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use transfer::{
@@ -18,7 +19,7 @@ use wire::agent::transfer::{Message, Options, Part, Start};
 use wire::agent::{CAPABILITY_TRANSFER, ErrorKind, Frame, OPERATION_CHANNEL};
 
 use crate::client::reach_agent;
-use crate::guest::{ANSWER_TIMEOUT, Deadline, GuestError, printable};
+use crate::guest::{Agent, Connection, GuestError, printable};
 pub use place::Place;
 pub use report::Report;
 
@@ -28,6 +29,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a guest that is said to be ready may turn a transfer away that has not begun. Its agent may just have ended and be started again, of
 /// which the daemon learns when the new one says hello.
 const BEGIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether the person ends it while the agent is reached.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the daemon is asked at a time whether the guest is ready, so that an interruption is noticed.
 const REACH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -78,6 +82,8 @@ pub enum CopyError {
 /// How long a transfer may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
+    /// How long the agent may take to answer.
+    pub answer: Duration,
     /// How long it is tried to go on after a connection broke.
     pub retry: Duration,
     /// When it is given up, whatever has come by then.
@@ -190,9 +196,7 @@ impl Copy<'_> {
         }
         let resumed = self.has_begun;
         let socket = (self.reach)(REACH_TIMEOUT.min(self.limits.left())).map_err(Ended::Broken)?;
-        let deadline = Deadline::after(ANSWER_TIMEOUT.min(self.limits.left()));
-        let mut connection = reach_agent(&socket, CAPABILITY_TRANSFER, deadline)
-            .map_err(|error| self.not_reached(error))?;
+        let mut connection = self.connect(socket)?;
         self.look_at_boot(&connection.hello.boot_id);
         let start = Frame::Transfer(Message::Start(Box::new(self.start(resumed))));
         let bytes = start
@@ -237,6 +241,30 @@ impl Copy<'_> {
             }
         };
         result.map_err(ended)
+    }
+
+    /// Reaches the agent, unless the person ends it meanwhile: on another thread, as the agent may be silent.
+    fn connect(&self, socket: PathBuf) -> Result<Connection, Ended> {
+        let patience = self.limits.answer.min(self.limits.left());
+        let (sender, answer) = channel();
+        let reach = move || {
+            // The other end is gone once it was ended.
+            let agent = Agent {
+                host_socket: &socket,
+                patience,
+            };
+            let _ = sender.send(reach_agent(agent, CAPABILITY_TRANSFER));
+        };
+        let thread = std::thread::Builder::new().name("reach".into());
+        let spawned = thread.spawn(reach);
+        spawned.map_err(|error| Ended::Final(CopyError::Stopped(error.to_string())))?;
+        loop {
+            match answer.recv_timeout(LOOK_INTERVAL) {
+                Ok(reached) => return reached.map_err(|error| self.not_reached(error)),
+                Err(RecvTimeoutError::Timeout) if !self.cancelled.load(Ordering::Relaxed) => {}
+                Err(_) => return Err(Ended::Final(CopyError::Interrupted)),
+            }
+        }
     }
 
     /// What the agent is asked for.

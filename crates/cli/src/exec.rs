@@ -20,12 +20,12 @@ mod terminal;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use wire::agent::{CAPABILITY_EXEC, ErrorKind};
 
 use crate::client::reach_agent;
-use crate::guest::{ANSWER_TIMEOUT, Connection, Deadline, GuestError};
+use crate::guest::{Agent, Connection, GuestError};
 
 /// The exit code for everything that keeps the command's own exit code from being known.
 pub const FAILURE: u8 = 255;
@@ -60,6 +60,9 @@ pub enum ExecError {
     Input(io::Error),
     #[error("interrupted; the guest's command may still run")]
     Interrupted,
+    /// The agent did not show that it runs, after a signal.
+    #[error("{0}; the guest's command may still run")]
+    Silent(GuestError),
     #[error("left by ~.; the guest's command may still run")]
     Left,
     #[error("cannot {what}: {source}")]
@@ -87,26 +90,21 @@ impl ExecError {
     }
 }
 
-/// Run a command in the guest behind this host socket, with this process's standard input, output and error: its exit
+/// Run a command in the guest of this agent, with this process's standard input, output and error: its exit
 /// code. The process is expected to exit soon after: a thread may still be reading standard input.
 ///
 /// # Errors
 /// Why there is no exit code; [`ExecError::exit_code`] says what to exit with instead.
-pub fn run(host_socket: &Path, options: ExecOptions) -> Result<u8, ExecError> {
+pub fn run(agent: Agent<'_>, options: ExecOptions) -> Result<u8, ExecError> {
     let local = Local::of_process().map_err(|source| ExecError::Local {
         what: "use the standard streams",
         source,
     })?;
-    session::run(reach(host_socket)?, &options, local)
+    session::run(reach(agent)?, agent.host_socket, &options, local)
 }
 
-fn reach(host_socket: &Path) -> Result<Connection, ExecError> {
-    reach_agent(
-        host_socket,
-        CAPABILITY_EXEC,
-        Deadline::after(ANSWER_TIMEOUT),
-    )
-    .map_err(ExecError::NotReached)
+fn reach(agent: Agent<'_>) -> Result<Connection, ExecError> {
+    reach_agent(agent, CAPABILITY_EXEC).map_err(ExecError::NotReached)
 }
 
 /// The local ends of the command's streams.

@@ -103,6 +103,24 @@ pub(crate) fn printable_lines(text: &str) -> String {
     text.chars().map(harmless).collect()
 }
 
+/// Where a guest's agent is called, and how long it may take to answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Agent<'a> {
+    /// The VM's host socket.
+    pub host_socket: &'a Path,
+    pub patience: Duration,
+}
+
+impl Agent<'_> {
+    /// An agent that nothing was waited for yet.
+    pub fn at(host_socket: &Path) -> Agent<'_> {
+        Agent {
+            host_socket,
+            patience: ANSWER_TIMEOUT,
+        }
+    }
+}
+
 /// A connection to the agent, and what it brought.
 #[derive(Debug)]
 pub(crate) struct Connection {

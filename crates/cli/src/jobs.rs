@@ -1,4 +1,4 @@
-//! The everyday jobs, as the host asks a guest's agent for them ([`wire::agent::job`]). Each takes the VM's host socket and where to
+//! The everyday jobs, as the host asks a guest's agent for them ([`wire::agent::job`]). Each takes where its agent is called, and where to
 //! write; finding the VM and waiting for it is the commands' business.
 
 pub mod clipboard;
@@ -8,14 +8,13 @@ pub mod power;
 pub mod stats;
 pub mod time;
 
-use std::path::Path;
 use std::time::Duration;
 
 use wire::agent::job::{Answer, Ask};
 use wire::agent::{Frame, OPERATION_CHANNEL};
 
 use crate::client::reach_agent;
-use crate::guest::{ANSWER_TIMEOUT, Connection, Deadline, GuestError};
+use crate::guest::{Agent, Connection, Deadline, GuestError};
 
 /// A connection on which one job was asked for.
 #[derive(Debug)]
@@ -24,28 +23,20 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Ask the agent behind this host socket, and say so if it does not answer soon.
-    pub(crate) fn ask(host_socket: &Path, ask: Ask) -> Result<Job, GuestError> {
-        let deadline = Deadline::after(ANSWER_TIMEOUT);
+    /// Ask an agent, and say so if it does not answer soon.
+    pub(crate) fn ask(agent: Agent<'_>, ask: Ask) -> Result<Job, GuestError> {
         let mut job = Job {
-            connection: reach_agent(host_socket, ask.capability(), deadline)?,
+            connection: reach_agent(agent, ask.capability())?,
         };
         job.say(ask)?;
         Ok(job)
     }
 
-    /// The same without a word; the answer has to be there within so long.
-    pub(crate) fn ask_within(
-        host_socket: &Path,
-        ask: Ask,
-        patience: Duration,
-    ) -> Result<Job, GuestError> {
+    /// The same without a word.
+    pub(crate) fn ask_silently(agent: Agent<'_>, ask: Ask) -> Result<Job, GuestError> {
+        let deadline = Deadline::after(agent.patience);
         let mut job = Job {
-            connection: Connection::open_by(
-                host_socket,
-                ask.capability(),
-                Deadline::after(patience),
-            )?,
+            connection: Connection::open_by(agent.host_socket, ask.capability(), deadline)?,
         };
         job.say(ask)?;
         Ok(job)

@@ -57,7 +57,7 @@ pub struct Bench {
     /// Print one JSON document at the end, and nothing else
     #[arg(long)]
     pub json: bool,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }

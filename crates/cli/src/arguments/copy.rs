@@ -99,7 +99,7 @@ pub struct Common {
     /// Give up after this time from when the guest is ready, 1s to 24h, whatever has come by then [default: go on as long as something comes]
     #[arg(long, value_name = "TIME", value_parser = time_between(1, 86400))]
     pub timeout: Option<Duration>,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }

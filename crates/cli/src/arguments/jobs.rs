@@ -30,7 +30,7 @@ pub struct StatsArguments {
     /// Print a line of JSON for each report
     #[arg(long)]
     pub json: bool,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }
@@ -78,7 +78,7 @@ pub struct LogsArguments {
     /// Print a line of JSON for each entry
     #[arg(long)]
     pub json: bool,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }
@@ -94,7 +94,7 @@ pub struct TimeArguments {
     /// Print the offset as JSON
     #[arg(long)]
     pub json: bool,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }
@@ -169,7 +169,7 @@ pub struct Freeze {
     /// Thaw by itself after this time, 1s to 1h
     #[arg(long, value_name = "TIME", default_value = "60s")]
     pub timeout: Time,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }
@@ -197,7 +197,7 @@ The clipboard is that of the active desktop session; the guest needs wl-clipboar
 pub struct ClipboardOfVm {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }
@@ -207,7 +207,7 @@ pub struct ClipboardOfVm {
 pub struct Lock {
     /// Name of the VM, or DOMAIN/NAME
     pub name: String,
-    /// How long to wait for the guest to be ready, 0 to 1h
+    /// How long to wait for the guest to be ready and its agent to answer, 0 to 1h
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time_between(0, 3600))]
     pub wait: Duration,
 }

@@ -1,8 +1,7 @@
 //! Waiting for a guest.
 
-use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{VmState, VmStatus};
 use hyper::Method;
@@ -11,11 +10,37 @@ use rustix::io::Errno;
 
 use super::{ANSWER_TIMEOUT, Client, ClientError, resource};
 use crate::failure::Failure;
-use crate::guest::{Connection, Deadline, GuestError};
+use crate::guest::{self, Agent, Connection, Deadline, GuestError};
 use crate::lines::note;
 
 /// How long commands wait for a guest before they say so, and then between looks at what has changed.
 const QUIET_WAIT: Duration = Duration::from_secs(2);
+
+/// What an agent has for its answer at least, however long its guest was waited for.
+const LEAST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A VM whose agent is there.
+#[derive(Debug)]
+pub struct Ready {
+    pub vm: VmStatus,
+    /// What is left of the wait, for the agent's answer.
+    patience: Duration,
+}
+
+impl Ready {
+    fn new(vm: VmStatus, left: Duration) -> Ready {
+        let patience = left.clamp(LEAST_PATIENCE, guest::ANSWER_TIMEOUT);
+        Ready { vm, patience }
+    }
+
+    /// Where its agent is called.
+    pub fn agent(&self) -> Agent<'_> {
+        Agent {
+            host_socket: &self.vm.host,
+            patience: self.patience,
+        }
+    }
+}
 
 /// Does this, and says on standard error what it waits for once it has taken [`QUIET_WAIT`], if it may take longer, and again when that has changed.
 /// Where the system has no more threads, nothing is said.
@@ -48,28 +73,27 @@ pub fn say_if_slow<T>(
     })
 }
 
-/// Reaches the agent behind this host socket as [`Connection::open_by`] does, and says what it waits for as [`say_if_slow`] does.
-pub(crate) fn reach_agent(
-    host_socket: &Path,
-    capability: &str,
-    deadline: Deadline,
-) -> Result<Connection, GuestError> {
+/// Reaches an agent as [`Connection::open_by`] does, and says what it waits for as [`say_if_slow`] does.
+pub(crate) fn reach_agent(agent: Agent<'_>, capability: &str) -> Result<Connection, GuestError> {
     let what = || Some("the guest's agent to answer".to_owned());
-    say_if_slow(deadline.patience, what, || {
-        Connection::open_by(host_socket, capability, deadline)
+    let deadline = Deadline::after(agent.patience);
+    say_if_slow(agent.patience, what, || {
+        Connection::open_by(agent.host_socket, capability, deadline)
     })
 }
 
 impl Client {
-    /// One VM, once its agent is there and it is not paused, for a command that connects to it. Waits for `timeout` at most, and says what for as
+    /// One VM, once its agent is there and it is not paused, for a command that connects to it. Waits for `timeout` at most, of which the agent's answer
+    /// has the rest, and says what for as
     /// [`say_if_slow`] does.
     ///
     /// # Errors
     /// A name that no VM can have, [`GuestError::Denied`] at once, or [`ClientError`]; its problem says how far the VM had come.
-    pub fn wait_ready(&self, name: &str, timeout: Duration) -> Result<VmStatus, Failure> {
+    pub fn wait_ready(&self, name: &str, timeout: Duration) -> Result<Ready, Failure> {
+        let begun = Instant::now();
         let vm = self.show(name)?;
         if vm.state == VmState::Ready && !vm.paused {
-            return Ok(vm);
+            return Ok(Ready::new(vm, timeout));
         }
         if access(&vm.host, Access::WRITE_OK) == Err(Errno::ACCESS) {
             return Err(GuestError::Denied { path: vm.host }.into());
@@ -79,7 +103,8 @@ impl Client {
             let state = vm.state_in_words();
             Some(format!("VM {:?}: {state}", vm.full_name()))
         };
-        say_if_slow(timeout, what, || self.await_ready(name, timeout))
+        let vm = say_if_slow(timeout, what, || self.await_ready(name, timeout))?;
+        Ok(Ready::new(vm, timeout.saturating_sub(begun.elapsed())))
     }
 
     /// The same without a word.

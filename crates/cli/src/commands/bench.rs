@@ -31,7 +31,7 @@ pub fn run(client: &Client, options: &Bench) -> Result<u8, Failure> {
     let plans = plans(options)?;
     let wait = options.wait;
     let party = |name: &str| -> Result<Party, Failure> {
-        let vm = client.wait_ready(name, wait)?;
+        let vm = client.wait_ready(name, wait)?.vm;
         Ok(Party {
             name: vm.full_name(),
             cid: vm.cid,

@@ -14,8 +14,8 @@ use crate::jobs::clipboard;
 pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
     match command {
         ClipboardCommand::Get(vm) => {
-            let vm = client.wait_ready(&vm.name, vm.wait)?;
-            let text = clipboard::get(&vm.host)?;
+            let ready = client.wait_ready(&vm.name, vm.wait)?;
+            let text = clipboard::get(ready.agent())?;
             let mut out = io::stdout().lock();
             let written = if io::stdout().is_terminal() {
                 let text = printable_lines(&String::from_utf8_lossy(&text)) + "\n";
@@ -28,7 +28,7 @@ pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
                 .map_err(|error| Failure::of_output(&error))
         }
         ClipboardCommand::Set(vm) => {
-            let vm = client.wait_ready(&vm.name, vm.wait)?;
+            let ready = client.wait_ready(&vm.name, vm.wait)?;
             let mut text = Vec::new();
             let most = u64::from(MAX_CLIPBOARD_LEN) + 1;
             let read = io::stdin().lock().take(most).read_to_end(&mut text);
@@ -38,13 +38,13 @@ pub fn run(client: &Client, command: &ClipboardCommand) -> Result<(), Failure> {
                     format!("the text has more than {MAX_CLIPBOARD_LEN} bytes, which is the limit");
                 return Err(Failure::failed(message));
             }
-            Ok(clipboard::set(&vm.host, &text)?)
+            Ok(clipboard::set(ready.agent(), &text)?)
         }
     }
 }
 
 /// Locks the screen.
 pub fn lock(client: &Client, options: &Lock) -> Result<(), Failure> {
-    let vm = client.wait_ready(&options.name, options.wait)?;
-    Ok(clipboard::lock(&vm.host)?)
+    let ready = client.wait_ready(&options.name, options.wait)?;
+    Ok(clipboard::lock(ready.agent())?)
 }

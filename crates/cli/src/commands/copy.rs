@@ -198,10 +198,11 @@ fn run(
             "--json and the file cannot both be written to standard output",
         ));
     }
-    client.wait_ready(name, common.wait)?;
+    let ready = client.wait_ready(name, common.wait)?;
     let cancelled = interruption()?;
     let timeout = common.timeout;
     let limits = Limits {
+        answer: ready.agent().patience,
         retry: common.retry,
         until: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
     };

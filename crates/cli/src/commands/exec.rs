@@ -22,7 +22,7 @@ pub fn run(client: &Client, options: Exec) -> Result<u8, Failure> {
         .iter()
         .map(|text| variable(text))
         .collect::<Result<_, _>>()?;
-    let vm = client.wait_ready(&options.name, options.wait)?;
+    let ready = client.wait_ready(&options.name, options.wait)?;
     let exec_options = ExecOptions {
         command: options.command,
         environment,
@@ -30,7 +30,7 @@ pub fn run(client: &Client, options: Exec) -> Result<u8, Failure> {
         terminal: options.tty,
     };
     let hint = line_hint(&exec_options.command);
-    exec::run(&vm.host, exec_options).map_err(|error| {
+    exec::run(ready.agent(), exec_options).map_err(|error| {
         let words = in_words(&error, hint, || client.has_ended());
         Failure::with_code(error.exit_code(), words)
     })

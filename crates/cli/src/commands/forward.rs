@@ -12,7 +12,6 @@ use crate::arguments::ForwardArguments;
 use crate::client::{Client, reach_agent};
 use crate::failure::Failure;
 use crate::forward::{self, Direction, Forward, Guest, Places};
-use crate::guest::{ANSWER_TIMEOUT, Deadline};
 use crate::lines::{Budgeted, WINDOW};
 
 /// Words for a person that wait to be written. Who produces more waits.
@@ -49,8 +48,7 @@ pub fn run(client: Client, options: ForwardArguments) -> Result<u8, Failure> {
         .map_err(Failure::failed)?;
     let ready = client.wait_ready(&options.name, options.wait)?;
     // Before it says that it forwards.
-    let deadline = Deadline::after(ANSWER_TIMEOUT);
-    drop(reach_agent(&ready.host, CAPABILITY_FORWARD, deadline)?);
+    drop(reach_agent(ready.agent(), CAPABILITY_FORWARD)?);
     let vm = Vm {
         client,
         name: options.name,

@@ -4,6 +4,7 @@ use super::print;
 use crate::arguments::{Freeze, Thaw};
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::guest::Agent;
 use crate::jobs::freeze;
 
 /// Freezes, and prints what was frozen.
@@ -11,11 +12,11 @@ use crate::jobs::freeze;
 /// # Errors
 /// [`Failure`]; nothing is frozen then.
 pub fn freeze(client: &Client, options: &Freeze) -> Result<(), Failure> {
-    let vm = client.wait_ready(&options.name, options.wait)?;
-    let frozen = freeze::freeze(&vm.host, options.timeout.0)?;
+    let ready = client.wait_ready(&options.name, options.wait)?;
+    let frozen = freeze::freeze(ready.agent(), options.timeout.0)?;
     print(&format!(
         "{}: frozen for {:?} at most: {}\n",
-        vm.full_name(),
+        ready.vm.full_name(),
         options.timeout.0,
         frozen.join(" ")
     ))
@@ -24,7 +25,7 @@ pub fn freeze(client: &Client, options: &Freeze) -> Result<(), Failure> {
 /// Thaws, and prints what was thawed.
 pub fn thaw(client: &Client, options: &Thaw) -> Result<(), Failure> {
     let vm = client.show(&options.name)?;
-    let thawed = freeze::thaw(&vm.host)?;
+    let thawed = freeze::thaw(Agent::at(&vm.host))?;
     print(&format!(
         "{}: thawed: {}\n",
         vm.full_name(),

@@ -37,18 +37,23 @@ pub fn run(client: &Client, options: LogsArguments) -> Result<(), Failure> {
         retry: options.retry,
         style,
     };
-    let vm = client.wait_ready(&options.name, options.wait)?;
+    let ready = client.wait_ready(&options.name, options.wait)?;
     let mut lines = Budgeted::new(io::stderr());
-    let (name, start) = (vm.full_name(), Instant::now());
+    let (name, start) = (ready.vm.full_name(), Instant::now());
     let mut notes = |words: &str| lines.tell(&format!("{name}: {words}"), start.elapsed());
-    let written = write(&vm.host, &log_options, &mut io::stdout().lock(), &mut notes);
+    let written = write(
+        ready.agent(),
+        &log_options,
+        &mut io::stdout().lock(),
+        &mut notes,
+    );
     lines.count();
     match written {
         // The reader has had enough, as `head` does.
         Err(LogError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(LogError::Guest(error @ GuestError::Agent(_))) => Err(Failure::failed(format!(
             "in the guest {}: {error}",
-            vm.full_name()
+            ready.vm.full_name()
         ))),
         result => result.map_err(Failure::failed),
     }

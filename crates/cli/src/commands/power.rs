@@ -119,7 +119,9 @@ impl Order {
         if vm.paused || !matches!(vm.state, VmState::Waiting | VmState::Ready) {
             // It may have been asleep or paused a moment ago, or its agent may be starting again. If it does not come, the state is the answer.
             let patience = CALL_PATIENCE.min(self.timeout);
-            vm = client.wait_ready(name, patience).unwrap_or(vm);
+            vm = client
+                .wait_ready(name, patience)
+                .map_or(vm, |ready| ready.vm);
         }
         let full_name = vm.full_name();
         let what = || Some(self.waited_for(&client.find(&full_name).ok()??));

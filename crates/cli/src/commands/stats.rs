@@ -23,8 +23,8 @@ struct Line<'a> {
 
 /// Prints figures as often as was asked for.
 pub fn run(client: &Client, options: &StatsArguments) -> Result<(), Failure> {
-    let vm = client.wait_ready(&options.name, options.wait)?;
-    let name = vm.full_name();
+    let ready = client.wait_ready(&options.name, options.wait)?;
+    let name = ready.vm.full_name();
     // As with vmstat: an interval goes on, unless it is said how often.
     let count = options.count.unwrap_or(match options.interval {
         Some(_) => 0,
@@ -32,7 +32,7 @@ pub fn run(client: &Client, options: &StatsArguments) -> Result<(), Failure> {
     });
     let interval = options.interval.as_ref().map_or(INTERVAL, |time| time.0);
     let mut result = Ok(());
-    let watched = watch(&vm.host, interval, count, |before, now| {
+    let watched = watch(ready.agent(), interval, count, |before, now| {
         let text = if options.json {
             let line = Line {
                 vm: &name,

@@ -22,8 +22,8 @@ struct Report {
 
 /// Prints how far the guest's clock is off, and sets it if that was asked for.
 pub fn run(client: &Client, options: &TimeArguments) -> Result<(), Failure> {
-    let vm = client.wait_ready(&options.name, options.wait)?;
-    let (before, after) = measure(&vm.host, options.set)?;
+    let ready = client.wait_ready(&options.name, options.wait)?;
+    let (before, after) = measure(ready.agent(), options.set)?;
     if options.json {
         let report = Report {
             offset_ns: before.ns,
@@ -37,7 +37,7 @@ pub fn run(client: &Client, options: &TimeArguments) -> Result<(), Failure> {
         "" => String::new(),
         keeper => format!("; {keeper} keeps it"),
     };
-    let mut text = format!("{} is {}{keeper}\n", vm.full_name(), words(&before));
+    let mut text = format!("{} is {}{keeper}\n", ready.vm.full_name(), words(&before));
     if let Some(after) = after {
         text.push_str(&format!("set; it is {}\n", words(&after)));
     }

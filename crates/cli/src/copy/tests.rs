@@ -82,6 +82,7 @@ impl Guest {
 }
 
 const LIMITS: Limits = Limits {
+    answer: Duration::from_secs(30),
     retry: Duration::from_secs(60),
     until: None,
 };

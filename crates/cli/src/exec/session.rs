@@ -4,22 +4,24 @@ use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use wire::agent::credit::SendCredit;
 use wire::agent::{
-    ExecStart, ExitStatus, Frame, HEADER_LEN, MAX_DATA_LEN, OPERATION_CHANNEL, Stream, data_header,
+    CAPABILITY_EXEC, ExecStart, ExitStatus, Frame, HEADER_LEN, MAX_DATA_LEN, OPERATION_CHANNEL,
+    Stream, data_header,
 };
 
 use super::escape::Keys;
 use super::output::{Output, read_some};
 use super::terminal::{self, RawMode};
 use super::{ExecError, ExecOptions, Local, signals};
-use crate::guest::{Connection, GuestError};
+use crate::guest::{Connection, Deadline, GuestError};
 
 /// The most standard output that is kept while it cannot be written, in bytes.
 const STDOUT_WINDOW: u32 = 1024 * 1024;
@@ -30,15 +32,25 @@ const STDERR_WINDOW: u32 = 256 * 1024;
 /// How many signals and new window sizes may wait to be sent; more are dropped.
 const MAX_PENDING_EVENTS: usize = 64;
 
-/// Run a command through the agent of a guest: its exit code.
+/// How long an agent may take to show that it runs, after a signal that asks the command to end.
+const SIGNAL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A further such signal ends the session if the one before has been without an answer for so long. `timeout` sends two at once.
+const REPEATED_AFTER: Duration = Duration::from_secs(1);
+
+/// The wait between two calls of an agent that cannot be reached.
+const CALL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Run a command through the agent of the guest behind this host socket, to which there is a connection: its exit code.
 pub(super) fn run(
     mut connection: Connection,
+    host_socket: &Path,
     options: &ExecOptions,
     local: Local,
 ) -> Result<u8, ExecError> {
     start(&mut connection, options, &local)?;
     connection.wait_for(None);
-    let status = Running::new(connection, options, local)?.carry()?;
+    let status = Running::new(connection, host_socket, options, local)?.carry()?;
     Ok(match status {
         ExitStatus::Code(code) => code,
         ExitStatus::Signal(number) => 128 + (number & 0x7f),
@@ -106,9 +118,8 @@ struct Shared {
     stderr: Output,
     /// The command has ended or the connection has: signals are this process's own again.
     over: AtomicBool,
-    interrupted: AtomicBool,
-    /// The person left, by the keys for it.
-    left: AtomicBool,
+    /// Why the session was left before the command's end.
+    left: Mutex<Option<ExecError>>,
     raw_mode: Option<RawMode>,
     /// The first failure at the local ends of the streams.
     problem: Mutex<Option<ExecError>>,
@@ -149,8 +160,8 @@ impl Shared {
     }
 
     /// The session ends, whatever the agent does, and `why` says it.
-    fn leave(&self, why: &AtomicBool) {
-        why.store(true, Ordering::Release);
+    fn leave(&self, why: ExecError) {
+        sys::lock(&self.left).get_or_insert(why);
         self.over.store(true, Ordering::Release);
         let _ = self.stream.shutdown(Shutdown::Both);
     }
@@ -167,6 +178,7 @@ struct Running {
 impl Running {
     fn new(
         connection: Connection,
+        host_socket: &Path,
         options: &ExecOptions,
         local: Local,
     ) -> Result<Running, ExecError> {
@@ -190,8 +202,7 @@ impl Running {
             stdout: Output::new(STDOUT_WINDOW),
             stderr: Output::new(STDERR_WINDOW),
             over: AtomicBool::new(false),
-            interrupted: AtomicBool::new(false),
-            left: AtomicBool::new(false),
+            left: Mutex::default(),
             raw_mode,
             problem: Mutex::new(None),
         });
@@ -201,11 +212,16 @@ impl Running {
             writers: Vec::new(),
             signals: None,
         };
-        running.start_threads(options, local)?;
+        running.start_threads(host_socket, options, local)?;
         Ok(running)
     }
 
-    fn start_threads(&mut self, options: &ExecOptions, local: Local) -> Result<(), ExecError> {
+    fn start_threads(
+        &mut self,
+        host_socket: &Path,
+        options: &ExecOptions,
+        local: Local,
+    ) -> Result<(), ExecError> {
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new()
                 .name(name.to_owned())
@@ -224,6 +240,8 @@ impl Running {
                 shared: Arc::clone(&self.shared),
                 events,
                 terminal,
+                host_socket: host_socket.to_owned(),
+                unanswered: Arc::default(),
             };
             // Once by itself: the size may have changed since the command was asked for.
             signals::Receiver::resized(&forwarding);
@@ -243,7 +261,7 @@ impl Running {
             let (typed, watched) = (Arc::clone(&keys), Arc::clone(&shared));
             let watch = move || {
                 if typed.watch(&stdin) {
-                    watched.leave(&watched.left);
+                    watched.leave(ExecError::Left);
                 }
             };
             spawn("keys", Box::new(watch))?;
@@ -278,11 +296,8 @@ impl Running {
             // A panic there was reported on standard error already.
             let _ = writer.join();
         }
-        if self.shared.interrupted.load(Ordering::Acquire) {
-            return Err(ExecError::Interrupted);
-        }
-        if self.shared.left.load(Ordering::Acquire) {
-            return Err(ExecError::Left);
+        if let Some(why) = sys::lock(&self.shared.left).take() {
+            return Err(why);
         }
         let status = result?;
         match sys::lock(&self.shared.problem).take() {
@@ -420,6 +435,10 @@ struct Forwarding {
     events: SyncSender<Frame<'static>>,
     /// The files of which one may be the terminal, if the command has a terminal.
     terminal: Option<Local>,
+    /// Where the agent is asked whether it runs.
+    host_socket: PathBuf,
+    /// Since when it is asked, while it has not answered.
+    unanswered: Arc<Mutex<Option<Instant>>>,
 }
 
 impl signals::Receiver for Forwarding {
@@ -434,8 +453,28 @@ impl signals::Receiver for Forwarding {
         }
     }
 
+    fn asks_to_end(&self) {
+        let mut unanswered = sys::lock(&self.unanswered);
+        match *unanswered {
+            Some(since) if since.elapsed() >= REPEATED_AFTER => self.give_up(),
+            Some(_) => {}
+            None => {
+                *unanswered = Some(Instant::now());
+                let (shared, socket) = (Arc::clone(&self.shared), self.host_socket.clone());
+                let unanswered = Arc::clone(&self.unanswered);
+                let call = move || match call_agent(&socket) {
+                    Ok(()) => *sys::lock(&unanswered) = None,
+                    Err(error) => shared.leave(ExecError::Silent(error)),
+                };
+                let thread = thread::Builder::new().name("call".to_owned());
+                // Without a thread, further signals end the session.
+                let _ = thread.spawn(call);
+            }
+        }
+    }
+
     fn give_up(&self) {
-        self.shared.leave(&self.shared.interrupted);
+        self.shared.leave(ExecError::Interrupted);
     }
 
     fn is_over(&self) -> bool {
@@ -445,6 +484,22 @@ impl signals::Receiver for Forwarding {
     fn before_death(&self) {
         if let Some(raw_mode) = &self.shared.raw_mode {
             raw_mode.restore();
+        }
+    }
+}
+
+/// Calls the agent until it says anything, for [`SIGNAL_PATIENCE`]. The session's own connection does not show whether it runs: of a command that is silent and takes its
+/// time to end, nothing comes.
+fn call_agent(host_socket: &Path) -> Result<(), GuestError> {
+    let deadline = Deadline::after(SIGNAL_PATIENCE);
+    loop {
+        match Connection::open_by(host_socket, CAPABILITY_EXEC, deadline) {
+            Ok(_)
+            | Err(GuestError::Agent(_) | GuestError::Unsupported(_) | GuestError::Protocol(_)) => {
+                return Ok(());
+            }
+            Err(error) if Instant::now() + CALL_INTERVAL >= deadline.at => return Err(error),
+            Err(_) => thread::sleep(CALL_INTERVAL),
         }
     }
 }

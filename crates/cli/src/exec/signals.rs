@@ -19,6 +19,8 @@ pub(super) trait Receiver: Send + 'static {
     fn forward(&self, signal: u8);
     /// The local terminal has a new size. Must not block.
     fn resized(&self);
+    /// The command is asked to end, by a signal that was forwarded. Must not block.
+    fn asks_to_end(&self);
     /// The user wants to leave now.
     fn give_up(&self);
     /// Whether the command is not there to take signals any more: then they end this process as usual.
@@ -51,8 +53,11 @@ pub(super) fn receive(receiver: impl Receiver) -> io::Result<Handle> {
                     let _ = signal_hook::low_level::emulate_default_handler(signal);
                 } else {
                     receiver.forward(signal as u8);
-                    if signal != SIGUSR1 && signal != SIGUSR2 && impatience.grows(Instant::now()) {
-                        receiver.give_up();
+                    if signal != SIGUSR1 && signal != SIGUSR2 {
+                        receiver.asks_to_end();
+                        if impatience.grows(Instant::now()) {
+                            receiver.give_up();
+                        }
                     }
                 }
             }

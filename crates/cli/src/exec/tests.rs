@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ mod terminal;
 
 /// Run a command through the host socket at `path`.
 fn run_at(path: &Path, options: &ExecOptions, local: Local) -> Result<u8, ExecError> {
-    session::run(reach(path)?, options, local)
+    session::run(reach(Agent::at(path))?, path, options, local)
 }
 
 /// A host socket, whose connections get the answer and then the service that the test chooses.

@@ -1,16 +1,14 @@
 //! The clipboard of a guest's desktop, and locking its screen.
 
-use std::path::Path;
-
 use wire::agent::job::{Answer, Ask, MAX_CLIPBOARD_LEN};
 use wire::agent::{Frame, MAX_DATA_LEN, OPERATION_CHANNEL, Stream};
 
 use super::{Job, unexpected};
-use crate::guest::GuestError;
+use crate::guest::{Agent, GuestError};
 
 /// The text in the clipboard, [`MAX_CLIPBOARD_LEN`] at most.
-pub fn get(host_socket: &Path) -> Result<Vec<u8>, GuestError> {
-    let mut job = Job::ask(host_socket, Ask::ClipboardGet)?;
+pub fn get(agent: Agent<'_>) -> Result<Vec<u8>, GuestError> {
+    let mut job = Job::ask(agent, Ask::ClipboardGet)?;
     let len = match job.answer()? {
         Answer::Clipboard { len } => len as usize,
         other => return Err(unexpected(&other)),
@@ -32,7 +30,7 @@ pub fn get(host_socket: &Path) -> Result<Vec<u8>, GuestError> {
 ///
 /// # Errors
 /// [`GuestError`], also if it is too long.
-pub fn set(host_socket: &Path, text: &[u8]) -> Result<(), GuestError> {
+pub fn set(agent: Agent<'_>, text: &[u8]) -> Result<(), GuestError> {
     let len = u32::try_from(text.len()).unwrap_or(u32::MAX);
     if len > MAX_CLIPBOARD_LEN {
         return Err(GuestError::Request(wire::agent::Invalid::BodyTooLong {
@@ -45,7 +43,7 @@ pub fn set(host_socket: &Path, text: &[u8]) -> Result<(), GuestError> {
         let stream = Stream::Stdin;
         Frame::Data { stream, bytes }.encode(OPERATION_CHANNEL, &mut frames)?;
     }
-    let mut job = Job::ask(host_socket, Ask::ClipboardSet { len })?;
+    let mut job = Job::ask(agent, Ask::ClipboardSet { len })?;
     job.connection.say(&frames)?;
     match job.answer()? {
         Answer::Done => Ok(()),
@@ -54,8 +52,8 @@ pub fn set(host_socket: &Path, text: &[u8]) -> Result<(), GuestError> {
 }
 
 /// Lock the screen.
-pub fn lock(host_socket: &Path) -> Result<(), GuestError> {
-    match Job::ask(host_socket, Ask::Lock)?.answer()? {
+pub fn lock(agent: Agent<'_>) -> Result<(), GuestError> {
+    match Job::ask(agent, Ask::Lock)?.answer()? {
         Answer::Done => Ok(()),
         other => Err(unexpected(&other)),
     }

@@ -14,7 +14,7 @@ use wire::agent::ErrorKind;
 use wire::agent::job::{Answer, Ask, FileCursor, FileLog, JournalLog, LogEntry, LogSource, Logs};
 
 use super::{Job, unexpected};
-use crate::guest::{GuestError, is_harmful, printable};
+use crate::guest::{Agent, GuestError, is_harmful, printable};
 use crate::json;
 
 /// The wait between two attempts to get the connection back.
@@ -62,7 +62,7 @@ pub enum LogError {
 
 /// Write a log to `out`, and to `notes` what is not of the log.
 pub fn write(
-    host_socket: &Path,
+    agent: Agent<'_>,
     options: &LogOptions,
     out: &mut impl Write,
     notes: &mut impl FnMut(&str),
@@ -73,7 +73,7 @@ pub fn write(
     let mut is_broken = false;
     loop {
         let error = match follow(
-            host_socket,
+            agent,
             &mut request,
             &mut printer,
             out,
@@ -106,7 +106,7 @@ pub fn write(
 
 /// One connection's part: until the log's end, or an error, and whether the connection had worked until then.
 fn follow(
-    host_socket: &Path,
+    agent: Agent<'_>,
     request: &mut Logs,
     printer: &mut Printer,
     out: &mut impl Write,
@@ -114,7 +114,7 @@ fn follow(
     is_broken: &mut bool,
 ) -> Result<(), (LogError, bool)> {
     let mut job =
-        Job::ask(host_socket, Ask::Logs(request.clone())).map_err(|error| (error.into(), false))?;
+        Job::ask(agent, Ask::Logs(request.clone())).map_err(|error| (error.into(), false))?;
     job.wait_for(None);
     if std::mem::take(is_broken) {
         notes("reconnected to the guest; continuing");

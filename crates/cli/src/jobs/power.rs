@@ -7,7 +7,7 @@ use std::time::Duration;
 use wire::agent::job::{Answer, Ask, Power};
 
 use super::{Job, unexpected};
-use crate::guest::{ANSWER_TIMEOUT, Deadline, GuestError, Timed, printable};
+use crate::guest::{ANSWER_TIMEOUT, Agent, Deadline, GuestError, Timed, printable};
 
 /// What the agent has said, and where more may come from.
 #[derive(Debug)]
@@ -33,7 +33,11 @@ pub fn ask(
         action,
         force_after_ms: force_after.map(milliseconds),
     };
-    let job = Job::ask_within(host_socket, ask, patience.min(ANSWER_TIMEOUT))?;
+    let agent = Agent {
+        host_socket,
+        patience: patience.min(ANSWER_TIMEOUT),
+    };
+    let job = Job::ask_silently(agent, ask)?;
     Ok(Underway {
         way: None,
         job: Some(job),

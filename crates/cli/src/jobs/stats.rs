@@ -1,20 +1,19 @@
 //! A guest's figures, once or at an interval.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use wire::agent::job::{Answer, Ask, Disk, NetworkLink, Stats};
 
 use super::{Job, unexpected};
-use crate::guest::{ANSWER_TIMEOUT, GuestError, printable};
+use crate::guest::{Agent, GuestError, printable};
 use crate::size::show_bytes as bytes;
 
 /// Give `each` so many pairs of figures, each with those before it; 0 goes on without end, and waits for a guest that is paused. It says whether to go on.
 /// However the agent spreads its answers, there are not more, they do not come faster than twice as often as they were asked for, and with a number of them
 /// there is one deadline for all.
 pub fn watch(
-    host_socket: &Path,
+    agent: Agent<'_>,
     interval: Duration,
     count: u32,
     mut each: impl FnMut(&Stats, &Stats) -> bool,
@@ -28,10 +27,10 @@ pub fn watch(
             count => count.saturating_add(1),
         },
     };
-    let mut job = Job::ask(host_socket, ask)?;
+    let mut job = Job::ask(agent, ask)?;
     let all = interval
         .saturating_mul(count)
-        .saturating_add(ANSWER_TIMEOUT);
+        .saturating_add(agent.patience);
     job.wait_for((count > 0).then_some(all));
     let mut before: Option<Box<Stats>> = None;
     let (mut given, mut due) = (0, Instant::now());

@@ -127,7 +127,7 @@ fn append(path: &Path, text: &str) {
 fn follow(guest: &Guest, options: LogOptions) -> Output {
     let (output, socket) = (Output::default(), guest.socket());
     let mut out = output.clone();
-    thread::spawn(move || write(&socket, &options, &mut out, &mut |_| {}));
+    thread::spawn(move || write(Agent::at(&socket), &options, &mut out, &mut |_| {}));
     output
 }
 
@@ -172,7 +172,7 @@ fn what_is_written_before_anything_was_seen_is_not_lost_either() {
     let (output, socket) = (Output::default(), guest.socket());
     let (mut out, (sender, notes)) = (output.clone(), std::sync::mpsc::channel());
     thread::spawn(move || {
-        write(&socket, &options, &mut out, &mut |words| {
+        write(Agent::at(&socket), &options, &mut out, &mut |words| {
             let _ = sender.send(words.to_owned());
         })
     });
@@ -200,9 +200,12 @@ fn a_log_ends_with_its_file_and_is_resumed_too() {
         ..following(vec![log])
     };
     let mut output = Output::default();
-    write(&guest.socket(), &options, &mut output, &mut |words| {
-        panic!("{words}")
-    })
+    write(
+        Agent::at(&guest.socket()),
+        &options,
+        &mut output,
+        &mut |words| panic!("{words}"),
+    )
     .unwrap();
     assert_eq!(output.text(), text);
 }
@@ -218,7 +221,7 @@ fn a_guest_that_does_not_come_back_is_given_up() {
     };
     let (mut out, socket) = (Output::default(), guest.socket());
     let output = out.clone();
-    let ended = thread::spawn(move || write(&socket, &options, &mut out, &mut |_| {}));
+    let ended = thread::spawn(move || write(Agent::at(&socket), &options, &mut out, &mut |_| {}));
     output.wait_for("one\n");
     std::fs::remove_file(guest.socket()).unwrap();
     guest.cut();
@@ -284,7 +287,7 @@ fn a_guest_without_a_journal_says_what_else_there_is() {
     let empty = tempfile::tempdir().unwrap();
     let guest = Guest::new(with_search_path(empty.path()));
     let error = write(
-        &guest.socket(),
+        Agent::at(&guest.socket()),
         &LogOptions::default(),
         &mut Output::default(),
         &mut |_| {},
@@ -299,7 +302,7 @@ fn a_guest_without_a_journal_says_what_else_there_is() {
     );
     let guest = Guest::new(failing);
     let error = write(
-        &guest.socket(),
+        Agent::at(&guest.socket()),
         &LogOptions::default(),
         &mut Output::default(),
         &mut |_| {},
@@ -315,7 +318,7 @@ fn what_is_switched_off_is_neither_announced_nor_done() {
         interval_ms: 1000,
         count: 1,
     };
-    let error = Job::ask(&guest.socket(), ask.clone()).unwrap_err();
+    let error = Job::ask(Agent::at(&guest.socket()), ask.clone()).unwrap_err();
     assert!(
         matches!(&error, GuestError::Unsupported(words) if words.contains("stats is off in its /etc/ringdown/agent.toml")),
         "{error}"
@@ -339,7 +342,7 @@ fn figures_come_at_their_interval() {
     let guest = Guest::new(Config::default());
     let mut reports = 0;
     stats::watch(
-        &guest.socket(),
+        Agent::at(&guest.socket()),
         Duration::from_millis(100),
         3,
         |before, now| {
@@ -350,13 +353,19 @@ fn figures_come_at_their_interval() {
     )
     .unwrap();
     assert_eq!(reports, 3);
-    stats::watch(&guest.socket(), Duration::from_millis(100), 0, |_, _| false).unwrap();
+    stats::watch(
+        Agent::at(&guest.socket()),
+        Duration::from_millis(100),
+        0,
+        |_, _| false,
+    )
+    .unwrap();
 }
 
 #[test]
 fn the_clock_of_the_same_machine_is_not_off() {
     let guest = Guest::new(Config::default());
-    let (before, after) = time::measure(&guest.socket(), false).unwrap();
+    let (before, after) = time::measure(Agent::at(&guest.socket()), false).unwrap();
     assert!(
         before.ns.unsigned_abs() <= before.uncertainty.as_nanos() as u64 + 1_000_000,
         "{before:?}"
@@ -386,7 +395,11 @@ fn an_agent_that_drips_its_answer_is_given_up_at_one_deadline() {
         action: wire::agent::job::Power::Shutdown,
         force_after_ms: None,
     };
-    let error = Job::ask_within(&path, ask, Duration::from_millis(100)).unwrap_err();
+    let agent = Agent {
+        host_socket: &path,
+        patience: Duration::from_millis(100),
+    };
+    let error = Job::ask_silently(agent, ask).unwrap_err();
     assert!(matches!(error, GuestError::NoAnswer { .. }), "{error}");
     agent.join().unwrap();
 }

@@ -1,12 +1,11 @@
 //! How far a guest's clock is from this host's, and putting it right.
 
-use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use wire::agent::job::{Answer, Ask};
 
 use super::{Job, unexpected};
-use crate::guest::{GuestError, printable};
+use crate::guest::{Agent, GuestError, printable};
 
 /// How often the clock is asked. The answer that came quickest counts.
 const QUESTIONS: usize = 8;
@@ -23,9 +22,9 @@ pub struct Offset {
 }
 
 /// Measure, and set the clock by this host's if that is wanted: what it was, and what it is then.
-pub fn measure(host_socket: &Path, set: bool) -> Result<(Offset, Option<Offset>), GuestError> {
+pub fn measure(agent: Agent<'_>, set: bool) -> Result<(Offset, Option<Offset>), GuestError> {
     let begun = Instant::now();
-    let mut job = Job::ask(host_socket, Ask::Time { step_ns: None })?;
+    let mut job = Job::ask(agent, Ask::Time { step_ns: None })?;
     // The first answer waits for the agent to look around, so it measures nothing.
     let _ = answer(&mut job, begun)?;
     let before = best(&mut job)?;
