@@ -29,6 +29,9 @@ pub struct Reloaded {
     pub added: Vec<String>,
     /// Full names of VMs that were removed.
     pub removed: Vec<String>,
+    /// Those of them whose VMM was connected: it still runs, without a line.
+    #[serde(default)]
+    pub cut_off: Vec<String>,
     /// Published ports that were added, or are others than before: where the daemon listens, and whom it calls.
     #[serde(default)]
     pub published: Vec<String>,

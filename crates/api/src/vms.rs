@@ -199,6 +199,9 @@ pub struct VmWindows {
     pub qmp: Option<PathBuf>,
 }
 
+/// What becomes of the VMM of a VM that is removed, for a sentence.
+pub const VMM_RUNS_ON: &str = "its VMM still runs, without a line";
+
 /// How far a VM has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -98,14 +98,20 @@ pub fn everything(config: Option<&Path>, runtime_dir: Option<&Path>) -> Vec<Find
     let answers = state.first().map(|found| found.severity) == Some(Severity::Fine);
     findings.extend(state);
     let reload = config.filter(|_| answers);
-    let reload = reload.and_then(|path| reload::look(&client, path));
+    let reload = reload.into_iter();
+    let reload = reload.flat_map(|path| reload::look(&client, path));
+    let reload: Vec<Finding> = reload.collect();
     // What is wrong with the file by itself has been said.
     let is_known = |found: &Finding| {
         findings
             .iter()
             .any(|known| found.found.ends_with(&known.found))
     };
-    findings.extend(reload.filter(|found| !is_known(found)));
+    let new: Vec<Finding> = reload
+        .into_iter()
+        .filter(|found| !is_known(found))
+        .collect();
+    findings.extend(new);
     findings
 }
 

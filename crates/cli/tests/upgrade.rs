@@ -254,6 +254,40 @@ fn a_keeper_that_has_died_is_noticed_before_anything_ends() {
 }
 
 #[test]
+fn where_the_keeper_has_died_vms_and_networks_can_be_added() {
+    let mut host = Host::start();
+    drop(host.daemon.take());
+    let file = host.path().join("ringdown.toml");
+    fs::write(&file, "").unwrap();
+    host.serve_with(&["--config", file.to_str().unwrap()]);
+    let keeper = &mut host.keeper_process.0;
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    let warning = "warning: the keeper has ended: what was added is served";
+    let added = run_with(host.path(), &["vm", "add", "late"]);
+    assert_eq!(added.code, Some(0), "{}", added.err);
+    assert!(added.err.contains(warning), "{}", added.err);
+    let vm = "[[network]]\nname = \"lan\"\n[[vm]]\nname = \"new\"\n[[vm.net]]\nnetwork = \"lan\"\n";
+    fs::write(&file, vm).unwrap();
+    let reloaded = run_with(host.path(), &["reload"]);
+    assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+    assert!(reloaded.err.contains(warning), "{}", reloaded.err);
+    let log = host.log();
+    assert!(
+        log.contains("this socket and its VMM are not kept"),
+        "{log}"
+    );
+    for socket in ["late.vhost", "new.vhost", "new.net-lan.vhost"] {
+        let socket = host.path().join(socket);
+        UnixStream::connect(&socket).unwrap_or_else(|error| panic!("{socket:?}: {error}"));
+    }
+    let removed = run_with(host.path(), &["vm", "rm", "late"]);
+    assert_eq!(removed.code, Some(0), "{}", removed.err);
+    let log = host.log();
+    assert!(!log.contains("cannot have the keeper let go"), "{log}");
+}
+
+#[test]
 fn what_a_later_version_kept_is_refused_and_left_as_it_is() {
     let mut host = Host::start();
     host.daemon = None;
@@ -476,6 +510,12 @@ fn a_keeper_or_a_daemon_that_is_stopped_is_noticed_before_anything_ends() {
             assert_eq!(refused.code, Some(1), "{}", refused.err);
             let said = refused.out + &refused.err;
             assert!(said.contains(words), "{said}");
+        }
+        if process == keeper {
+            let checked = run_with(host.path(), &["check"]);
+            assert_eq!(checked.code, Some(1), "{}", checked.out);
+            let keeper = checked.out.lines().find(|line| line.contains(" keeper "));
+            assert!(keeper.unwrap().contains(words), "{}", checked.out);
         }
         kill_process(process, Signal::CONT).unwrap();
         assert_eq!(host.pid(), before);

@@ -114,6 +114,30 @@ fn a_vm_that_is_removed_by_hand_and_in_the_file_is_said_to_come_back() {
 }
 
 #[test]
+fn a_reload_that_cuts_a_vmm_off_says_so_and_its_check_before() {
+    let daemon = FakeDaemon::with_file("[[vm]]\nname = \"web\"\n[[vm]]\nname = \"db\"\n");
+    let directory = daemon.runtime_dir();
+    for vm in ["web", "db"] {
+        daemon.worker().set_state(vm, vm == "db", false);
+    }
+    let file = directory.join("ringdown.toml");
+    std::fs::write(&file, "").unwrap();
+    let checked = run_with(directory, &["check", "--config", file.to_str().unwrap()]).out;
+    let words = "it would remove db; its VMM still runs, without a line";
+    assert!(checked.contains(words), "{checked}");
+    assert!(!checked.contains("remove web"), "{checked}");
+    let reloaded = run_with(directory, &["reload"]);
+    let words = "warning: db was removed; its VMM still runs, without a line\n";
+    assert!(reloaded.err.contains(words), "{}", reloaded.err);
+    assert!(!reloaded.err.contains("web"), "{}", reloaded.err);
+    assert!(
+        reloaded.out.starts_with("removed db, web\n"),
+        "{}",
+        reloaded.out
+    );
+}
+
+#[test]
 fn a_hybrid_vm_has_arguments_for_vmms_with_a_vsock_device_of_their_own() {
     let daemon = FakeDaemon::start(&[], &[]);
     let directory = daemon.runtime_dir();
@@ -176,6 +200,11 @@ fn a_hybrid_vm_waits_until_a_vmm_listens_at_its_socket() {
     // A VMM that was killed leaves its socket behind.
     drop(vmm);
     expect("waiting", &absent);
+    let listed = run_with(daemon.runtime_dir(), &["vm", "ls", "--json"]).out;
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let fc = listed["vms"].as_array().unwrap().iter();
+    let fc = fc.clone().find(|vm| vm["name"] == "fc").unwrap();
+    assert_eq!(fc["attached"], false);
     let removed = run_with(daemon.runtime_dir(), &["vm", "rm", "fc"]);
     assert_eq!(removed.code, Some(0), "{}", removed.err);
     assert!(!removed.out.contains("VMM"), "{}", removed.out);

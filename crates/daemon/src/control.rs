@@ -121,10 +121,7 @@ impl Control {
             tracing::info!(vm = spec.full_name(), cid = spec.cid, "added a VM");
             let details = EventDetails::of_vm(spec.full_name());
             control.parts.events.tell(EventKind::VmAdded, details);
-            let status = move |control: &Control| {
-                let known = control.known_of(&spec);
-                control.status(&control.in_force(), &spec, &known)
-            };
+            let status = move |control: &Control| control.status_of(&control.in_force(), &spec);
             control.ask(status).await
         });
         task.await.map_err(|_| ControlError::Lost)?
@@ -226,6 +223,11 @@ impl Control {
     }
 
     /// What there is to know of one VM.
+    /// One VM of these.
+    pub(crate) fn status_of(&self, in_force: &InForce, spec: &LineSpec) -> VmStatus {
+        self.status(in_force, spec, &self.known_of(spec))
+    }
+
     fn known_of(&self, spec: &LineSpec) -> Known {
         Known {
             own_vmms: self.look_at_vmms(std::iter::once(spec)),
@@ -343,7 +345,9 @@ impl Control {
             cid: spec.cid,
             kind: LineKind::from(&spec.vmm),
             state,
-            attached: line.is_some_and(|line| line.attached),
+            // A hybrid line is there without a VMM.
+            attached: line.is_some_and(|line| line.attached)
+                && own_vmm.is_none_or(|(state, _)| *state != VmState::Waiting),
             last_fault: fault.or_else(|| own_vmm.and_then(|(_, fault)| fault.clone())),
             cut_off: line.is_some_and(|line| line.cut_off),
             another_waits: line.is_some_and(|line| line.another_waits),

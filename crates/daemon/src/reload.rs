@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::{EventDetails, EventKind, ReloadRequest, Reloaded};
+use api::{EventDetails, EventKind, ReloadRequest, Reloaded, VMM_RUNS_ON};
 use config::{Cids, Config, ConfigError, LineSpec, Plan, PlanChange};
 
 use crate::added;
@@ -127,6 +127,10 @@ impl Control {
                 let by_itself = Rulebook::new(plan, &config).map(|_| ReloadError::Running(error));
                 by_itself.unwrap_or_else(ReloadError::Config)
             })?;
+            // Before it comes into force: nothing is known of them any more then.
+            let has_vmm = |spec: &&LineSpec| control.status_of(&current, spec).attached;
+            let cut_off = change.removed.iter().filter(has_vmm);
+            let cut_off: Vec<String> = cut_off.map(LineSpec::full_name).collect();
             let next = match request.check {
                 true => {
                     parts.can_offer(&next)?;
@@ -147,20 +151,24 @@ impl Control {
             let findings = next.book.check_at_once();
             let (before, now) = (&current.book, &next.book);
             let publishes = [now.published_beside(before), before.published_beside(now)];
-            Ok::<_, ReloadError>((next, change, findings, publishes))
+            Ok::<_, ReloadError>((next, change, cut_off, findings, publishes))
         });
-        let (in_force, change, findings, [published, unpublished]) =
+        let (in_force, change, cut_off, findings, [published, unpublished]) =
             put.await.map_err(|_| ReloadError::Lost)??;
         let gone = change.removed.iter().filter(|_| !is_check);
         for name in gone.map(LineSpec::full_name) {
             self.readiness.forget(&name);
-            tracing::info!(vm = name, "removed a VM");
+            match cut_off.contains(&name) {
+                true => tracing::warn!(vm = name, "removed a VM; {VMM_RUNS_ON}"),
+                false => tracing::info!(vm = name, "removed a VM"),
+            }
         }
         let [rules, services, publishes] = in_force.book.counts();
         let names = |lines: &[LineSpec]| lines.iter().map(LineSpec::full_name).collect();
         Ok(Reloaded {
             added: names(&change.added),
             removed: names(&change.removed),
+            cut_off,
             published,
             unpublished,
             vms: in_force.book.plan.lines().count(),

@@ -198,7 +198,11 @@ impl Keeper {
     pub fn drop_item(&self, key: &str) {
         let has_left = self.phase.load(Ordering::SeqCst) == LEAVES;
         let dropped = self.send(Kind::Drop, key, &[], &[]);
-        if let Err(error) = dropped.or_else(|error| has_left.then_some(()).ok_or(error)) {
+        // One that has ended has let go of everything.
+        if let Err(error) = dropped.or_else(|error| {
+            let is_right = has_left || !self.lives();
+            is_right.then_some(()).ok_or(error)
+        }) {
             tracing::warn!(key, %error, "cannot have the keeper let go of something");
         }
     }

@@ -35,13 +35,7 @@ pub(super) fn look(
             let networks = networks(client, &list.vms);
             let vms = list.vms.iter().map(guest);
             std::iter::once(Finding::fine(ABOUT, found))
-                .chain(
-                    client
-                        .health()
-                        .ok()
-                        .into_iter()
-                        .flat_map(|health| keeper(&health)),
-                )
+                .chain(keeper_of(client))
                 .chain(list.unavailable.iter().filter_map(unavailable))
                 .chain(vms)
                 .chain(list.vms.iter().filter_map(windows))
@@ -83,19 +77,34 @@ pub(super) fn look(
     }
 }
 
-/// What a restart of the daemon does. A daemon of before does not say.
-pub(super) fn keeper(health: &Health) -> Vec<Finding> {
+/// What is known of the keeper, which the daemon asks something as for an upgrade: one that is stopped lives.
+fn keeper_of(client: &Client) -> Vec<Finding> {
+    let Ok(health) = client.health() else {
+        return Vec::new();
+    };
+    let lives = health.keeper == Some(true);
+    let what = || Some("the keeper to answer".to_owned());
+    let ask = || client.hand_over_prospect().ok()?.hindrance;
+    let hindrance = lives.then(|| say_if_slow(ANSWER_TIMEOUT, what, ask));
+    keeper(&health, hindrance.flatten())
+}
+
+/// What a restart of the daemon does, and what is in the way of that. A daemon of before does not say.
+pub(super) fn keeper(health: &Health, hindrance: Option<String>) -> Vec<Finding> {
     let Some(has_keeper) = health.keeper else {
         return Vec::new();
     };
     let finding = match has_keeper {
+        true if hindrance.is_some() => {
+            Finding::refused(ABOUT_KEEPER, hindrance.unwrap_or_default())
+        }
         true => Finding::fine(
             ABOUT_KEEPER,
             "in use: lines and networks of VMs, QEMU's too, go on when the daemon is restarted",
         ),
         false if health.keeper_ended => Finding::error(
             ABOUT_KEEPER,
-            "it has ended since the daemon was started, and the daemon uses no other: a restart of the daemon cuts VMs off, and QEMU has to be started anew",
+            "it has ended since the daemon was started, and the daemon uses no other: a restart of the daemon cuts VMs off, and QEMU has to be started anew; VMs that are added are served, and not kept either",
             "when VMs may be started anew: see that a keeper runs (`systemctl restart ringdown-keeper`), and restart the daemon",
         ),
         false => Finding::fine(

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::ReloadRequest;
+use api::{ReloadRequest, VMM_RUNS_ON};
 
 use super::Finding;
 use crate::client::{Client, ClientError};
@@ -11,7 +11,19 @@ use crate::quote::quote;
 const ABOUT: &str = "reload";
 
 /// Nothing if no daemon runs, or none that answers.
-pub(super) fn look(client: &Client, path: &Path) -> Option<Finding> {
+pub(super) fn look(client: &Client, path: &Path) -> Vec<Finding> {
+    let mut cut_off = Vec::new();
+    let reload = ask(client, path, &mut cut_off);
+    let cut_off = cut_off.iter().map(|name| {
+        let found = format!("it would remove {name}; {VMM_RUNS_ON}");
+        let remedy = "leave the VM in the file, or end its VMM before the reload: QEMU does not connect again";
+        Finding::warning(ABOUT, found, remedy)
+    });
+    reload.into_iter().chain(cut_off).collect()
+}
+
+/// The answer, and which VMs whose VMM is connected would be removed.
+fn ask(client: &Client, path: &Path, cut_off: &mut Vec<String>) -> Option<Finding> {
     let read = client.health().ok()?.config;
     let Some(read) = read else {
         return Some(Finding::warning(
@@ -33,12 +45,15 @@ pub(super) fn look(client: &Client, path: &Path) -> Option<Finding> {
         ..ReloadRequest::default()
     };
     match client.reload(&request) {
-        Ok(_) => Some(Finding::fine(
-            ABOUT,
-            format!(
-                "the daemon would take the file{in_place}, if it gets the sockets, files and devices of what is new in it: only the reload tries those"
-            ),
-        )),
+        Ok(reloaded) => {
+            *cut_off = reloaded.cut_off;
+            Some(Finding::fine(
+                ABOUT,
+                format!(
+                    "the daemon would take the file{in_place}, if it gets the sockets, files and devices of what is new in it: only the reload tries those"
+                ),
+            ))
+        }
         Err(ClientError::Problem(problem)) if problem.status == 403 => Some(Finding::warning(
             ABOUT,
             format!(

@@ -381,7 +381,7 @@ fn an_agent_that_left_its_last_caller_without_an_answer_is_found() {
 
 #[test]
 fn a_keeper_is_told_of_in_one_line() {
-    let found = |keeper, keeper_ended| {
+    let found = |keeper, keeper_ended, hindrance: Option<&str>| {
         let health = api::Health {
             version: String::new(),
             pid: 1,
@@ -392,12 +392,18 @@ fn a_keeper_is_told_of_in_one_line() {
             restart: None,
             unavailable: Vec::new(),
         };
-        let mut findings = daemon_state::keeper(&health).into_iter();
+        let mut findings = daemon_state::keeper(&health, hindrance.map(str::to_owned)).into_iter();
         findings.next().map(|finding| finding.found)
     };
-    assert!(found(Some(true), false).unwrap().starts_with("in use: "));
-    assert!(found(Some(false), false).unwrap().starts_with("none: "));
-    let ended = found(Some(false), true).unwrap();
+    let in_use = found(Some(true), false, None).unwrap();
+    assert!(in_use.starts_with("in use: "), "{in_use}");
+    assert_eq!(
+        found(Some(true), false, Some("no answer")).unwrap(),
+        "no answer"
+    );
+    let none = found(Some(false), false, None).unwrap();
+    assert!(none.starts_with("none: "), "{none}");
+    let ended = found(Some(false), true, None).unwrap();
     assert!(ended.starts_with("it has ended"), "{ended}");
-    assert!(found(None, false).is_none(), "a daemon of before");
+    assert!(found(None, false, None).is_none(), "a daemon of before");
 }

@@ -1,7 +1,8 @@
 //! `ringdown reload`: the daemon reads its configuration again.
 
-use api::{Finding, ReloadRequest, Reloaded};
+use api::{Finding, ReloadRequest, Reloaded, VMM_RUNS_ON};
 
+use super::vm::note_unkept;
 use super::{print, print_json};
 use crate::arguments::Reload;
 use crate::check;
@@ -27,6 +28,12 @@ pub fn run(client: &Client, options: &Reload) -> Result<(), Failure> {
         note(&format!("warning: {found}: `{remedy}`"));
     }
     warn_of(&reloaded.findings);
+    for name in &reloaded.cut_off {
+        note(&format!("warning: {name} was removed; {VMM_RUNS_ON}"));
+    }
+    if !reloaded.added.is_empty() {
+        note_unkept(client);
+    }
     if reloaded.networks > 0 {
         for words in check::lacking_cards(client) {
             note(&format!("warning: {words}"));

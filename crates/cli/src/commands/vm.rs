@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use api::{ChardevInfo, LineKind, NewSerial, NewVm, PartKind, VmPort, VmState, VmStatus};
+use api::{ChardevInfo, LineKind, NewSerial, NewVm, PartKind, VMM_RUNS_ON, VmPort, VmStatus};
 use config::input::{InputError, check_socket_path, parse_cid, parse_full_name};
 use config::limits::parse_member;
 use config::{NewPort, parse_net_option};
@@ -51,6 +51,7 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
         limits: limits(&options.limit)?,
     })?;
     windows::note_not_in_memory(&status);
+    note_unkept(client);
     if options.json {
         return print_named("vm", &status);
     }
@@ -73,6 +74,15 @@ pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
     print(&format!(
         "added {name} with CID {cid}\n  VMM:  {vmm}\n  host: {host}\n{nets}"
     ))
+}
+
+/// Says of VMs that were just added that they are not kept, where the keeper has ended.
+pub(super) fn note_unkept(client: &Client) {
+    if client.health().is_ok_and(|health| health.keeper_ended) {
+        note(
+            "warning: the keeper has ended: what was added is served, and cut off when the daemon ends (`ringdown check`)",
+        );
+    }
 }
 
 /// `ringdown vm ls`.
@@ -109,10 +119,9 @@ pub fn remove(client: &Client, options: &VmRemove) -> Result<(), Failure> {
         return print_named("vm", &vm);
     }
     let name = vm.full_name();
-    // A hybrid VM's VMM is one that listens.
-    let vmm = match vm.attached && vm.state != VmState::Waiting {
-        true => "; its VMM still runs, without a line",
-        false => "",
+    let vmm = match vm.attached {
+        true => format!("; {VMM_RUNS_ON}"),
+        false => String::new(),
     };
     let again = match vm.configured {
         true => {

@@ -395,11 +395,11 @@ fn an_agent_that_drips_its_answer_is_given_up_at_one_deadline() {
         action: wire::agent::job::Power::Shutdown,
         force_after_ms: None,
     };
-    let agent = Agent {
+    let at = Agent {
         host_socket: &path,
         patience: Duration::from_millis(100),
     };
-    let error = Job::ask_silently(agent, ask).unwrap_err();
+    let error = Job::ask_silently(at, ask).unwrap_err();
     assert!(matches!(error, GuestError::NoAnswer { .. }), "{error}");
     agent.join().unwrap();
 }

@@ -17,6 +17,10 @@ impl Control {
         for spec in in_force.book.plan.lines() {
             let name = spec.full_name();
             let prospect = prospects.lines.get(&name);
+            if let Some(reason) = in_force.vm_unavailable(&name) {
+                other_lines.insert(name, format!("it is not served: {reason}"));
+                continue;
+            }
             let fate = match (LineKind::from(&spec.vmm), prospect) {
                 (LineKind::Hybrid | LineKind::Serial, _) => "its VMM connects again",
                 (LineKind::Vsock, Some(LineProspect::GoesOn)) => {

@@ -67,7 +67,8 @@ impl Running {
         let mut fabric = NetFabric::new()?;
         fabric.set_spin(of.spin);
         fabric.set_batch(of.batch.unwrap_or(NetFabric::MAX_BATCH));
-        if let Some(keeper) = &of.keeper {
+        // One that has ended keeps nothing.
+        if let Some(keeper) = of.keeper.as_ref().filter(|keeper| keeper.lives()) {
             fabric.set_keeper(keeper.clone())?;
         }
         let (orders, thread) = Orders::start("net", fabric)?;

@@ -189,8 +189,14 @@ impl Keep {
         let record = ListenerRecord::bytes(&listener, vm, network)?;
         let descriptors = [listener.socket.as_fd()];
         crash::point(Point::Keeper);
-        self.keeper.put(&self.listener_key, &record, &descriptors)?;
+        let kept = self.keeper.put(&self.listener_key, &record, &descriptors);
         crash::point(Point::Keeper);
+        match kept {
+            Err(_) if !self.keeper.lives() => {
+                tracing::warn!(vm, path = %self.path.display(), "the keeper has ended: this socket and its VMM are not kept, and the VMM is cut off when this daemon ends");
+            }
+            kept => kept?,
+        }
         Ok((listener, false))
     }
 
