@@ -202,6 +202,25 @@ pub struct VmWindows {
 /// What becomes of the VMM of a VM that is removed, for a sentence.
 pub const VMM_RUNS_ON: &str = "its VMM still runs, without a line";
 
+/// How an agent left its last caller without an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Unanswered {
+    /// When the caller went, as RFC 3339 has it.
+    pub time: String,
+    /// How long it had waited.
+    pub seconds: u64,
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unanswered { time, seconds } = self;
+        write!(
+            formatter,
+            "its agent did not answer its last caller in {seconds} s ({time})"
+        )
+    }
+}
+
 /// How far a VM has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -339,6 +358,9 @@ pub struct VmStatus {
     /// What its agent said, while it is there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentInfo>,
+    /// That its agent, which is there, did not answer its last caller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unanswered: Option<Unanswered>,
     /// Circuits, in any state.
     pub circuits: u32,
     /// What the VM may use, by the names of [`LIMIT_MEMBERS`](config::limits::LIMIT_MEMBERS).
@@ -376,7 +398,7 @@ impl VmStatus {
         of_line.or_else(|| self.nets.iter().find_map(of_card))
     }
 
-    /// Whether nothing in its guest answers any more, though something did, and no fault says why. The driver lets go of the line in a guest that is suspended, as in one that reboots.
+    /// Whether nothing in its guest answers, though something did, of this VMM's or an earlier one's, and no fault says why. The driver lets go of the line in a guest that is suspended, as in one that reboots.
     pub fn is_quiet(&self) -> bool {
         let heard = self.counters.get("packets_from_guest");
         let is_unexplained = self.state == VmState::Attached && self.last_fault.is_none();
@@ -390,7 +412,7 @@ impl VmStatus {
         }
         let meaning = match self.state {
             VmState::Attached if self.is_quiet() => {
-                "a VMM is attached, but nothing in its guest answers any more: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup), or its kernel has stopped: see its console"
+                "a VMM is attached, but nothing in its guest answers now: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup), or its kernel has stopped: see its console"
             }
             VmState::Waiting if self.kind == LineKind::Hybrid => "no VMM listens at its socket",
             VmState::Ready if self.paused => "its agent has called",

@@ -419,7 +419,8 @@ Signals (HUP, INT, QUIT, TERM, USR1, USR2) go on to the command. If the guest's 
 paused, exec ends by itself with exit code 255, and the command in the guest may still run; so `timeout 60 ringdown exec ...` ends. It ends too at a second
 such signal a second later without an answer, and at the third within two seconds.
 
-Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be executed;
+Exit codes: the command's own; 128 + n if signal n ended it; 127 if the guest has no such command, 126 if it cannot be executed, or the guest has no directory
+as --cwd says;
 255 if the connection broke before the command's end was known, as when the daemon is restarted (the agent then hangs the command
 up, and kills it if it does not go), or gave no answer after a signal, or the guest's agent refused it (agent.toml); 1 if the VM is not there, not ready, gives no
 answer, or is not to be reached by this user, 2 if the command line is wrong or too long: nothing was started then.")]

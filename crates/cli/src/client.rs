@@ -3,6 +3,7 @@
 mod error;
 mod lines;
 mod ready;
+mod stopped;
 
 use std::io;
 use std::ops::ControlFlow;
@@ -35,9 +36,13 @@ pub(crate) use error::how_to_start;
 pub(crate) use lines::Lines;
 pub(crate) use ready::reach_agent;
 pub use ready::say_if_slow;
+pub(crate) use stopped::{is_stopped, value_of};
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// After this time without an answer it is looked whether the daemon is stopped.
+const STOP_LOOK: Duration = Duration::from_secs(2);
 
 /// How long figures of all guests may take.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -403,8 +408,20 @@ impl Client {
         one_thread()?.block_on(async {
             let exchange = async { self.read(self.send(method, target, body).await?).await };
             let exchange = tokio::time::timeout(timeout.min(self.patience), exchange);
-            exchange.await.unwrap_or_else(|_| Err(self.silent()))
+            tokio::select! {
+                exchanged = exchange => exchanged.unwrap_or_else(|_| Err(self.silent())),
+                stopped = self.look_for_stop() => Err(stopped),
+            }
         })
+    }
+
+    /// Ends where the daemon is stopped by the time at which it could have answered.
+    async fn look_for_stop(&self) -> ClientError {
+        tokio::time::sleep(STOP_LOOK).await;
+        match stopped::stopped_process(&self.socket) {
+            Some(pid) => ClientError::Stopped { pid },
+            None => std::future::pending().await,
+        }
     }
 
     /// Whether no daemon listens any more. A socket of systemd's still does.

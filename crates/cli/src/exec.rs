@@ -8,7 +8,7 @@
 //!
 //! # Exit codes
 //! The guest command's own; 128 + n if signal n ended it; as in a shell, 127 if there is no such command and 126 if it
-//! cannot be executed; 1 where the agent was not reached, and 2 where the command cannot be sent to it, so that nothing was started; as in ssh, 255 for everything
+//! cannot be executed, or not in that directory; 1 where the agent was not reached, and 2 where the command cannot be sent to it, so that nothing was started; as in ssh, 255 for everything
 //! else, above all a connection that breaks before the command's exit was reported.
 
 mod escape;
@@ -78,7 +78,7 @@ impl ExecError {
         match self {
             ExecError::Guest(GuestError::Agent(report)) => match report.kind {
                 ErrorKind::CommandNotFound => 127,
-                ErrorKind::CommandNotExecutable => 126,
+                ErrorKind::CommandNotExecutable | ErrorKind::NoSuchDirectory => 126,
                 _ => FAILURE,
             },
             // What the agent refuses, whenever it says so.

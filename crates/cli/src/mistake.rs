@@ -28,6 +28,10 @@ pub(crate) fn clearer(mut error: Error, command: &Command) -> Error {
                 is_exec.then_some("leave -i out: standard input is the command's in any case, and -t alone gives it a terminal")
             });
         }
+        ErrorKind::MissingRequiredArgument => suggest(&mut error, |usage| {
+            let is_link = usage.contains("ringdown net link ");
+            is_link.then_some("the network stands before up or down, as in `ringdown net link web lan down`; `ringdown net ls` lists them")
+        }),
         ErrorKind::ValueValidation => {
             let source = error.source().and_then(|source| source.downcast_ref());
             let Some(ParseIntError { .. }) = source else {
@@ -148,6 +152,10 @@ mod tests {
             (&["policy", "xyzzy"], "check"),
             (&["xyzzy"], "`ringdown help` lists the commands"),
             (&["shutdown"], "ringdown shutdown [OPTIONS] --all"),
+            (
+                &["net", "link", "web", "down"],
+                "`ringdown net link web lan down`",
+            ),
             (
                 &["args", "web"],
                 "qemu|libvirt|cloud-hypervisor|firecracker",

@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::Serialize;
 
-use crate::client::{Client, ClientError, say_if_slow};
+use crate::client::{Client, ClientError, is_stopped, say_if_slow};
 use crate::failure::Failure;
 use crate::lines::note;
 use binary::Binary;
@@ -71,10 +71,8 @@ impl Upgrade {
     pub fn prepare(client: &Client, binary: Option<&Path>) -> Result<Upgrade, Failure> {
         let running = Running::at(client)?;
         let pid = running.pid.as_raw_nonzero().get();
-        if surroundings::is_stopped(pid) {
-            return Err(Failure::failed(format!(
-                "the daemon, process {pid}, is stopped and answers nothing: `kill -CONT {pid}`"
-            )));
+        if is_stopped(pid) {
+            return Err(ClientError::Stopped { pid }.into());
         }
         let daemon = client.hand_over_prospect()?;
         let path = match binary {

@@ -239,6 +239,8 @@ fn a_spoilt_vm_costs_others_neither_windows_nor_ports() {
     assert!(shown.contains("good"), "{shown}");
     let reason = host.unavailable("poor").unwrap();
     assert!(reason.contains("port"), "{reason}");
+    let prospect = host.run(&["upgrade", "--check"]).out;
+    assert!(prospect.contains("poor: it is not served: "), "{prospect}");
     // Nobody has taken its link down.
     let found = host.run(&["check"]).out;
     assert!(!found.contains("was taken down"), "{found}");

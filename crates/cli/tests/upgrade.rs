@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use keeper::{Keeper, KeeperError};
-use program::{Outcome, Running, finish, ringdown, run_with};
+use program::{Outcome, Running, assert_refused, finish, ringdown, run_with};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -516,6 +516,13 @@ fn a_keeper_or_a_daemon_that_is_stopped_is_noticed_before_anything_ends() {
             assert_eq!(checked.code, Some(1), "{}", checked.out);
             let keeper = checked.out.lines().find(|line| line.contains(" keeper "));
             assert!(keeper.unwrap().contains(words), "{}", checked.out);
+        }
+        if process == before {
+            let listed = run_with(host.path(), &["vm", "ls"]);
+            assert_refused(&listed, 1, words);
+            let checked = run_with(host.path(), &["check"]);
+            assert_eq!(checked.code, Some(1), "{}", checked.out);
+            assert!(checked.out.contains(words), "{}", checked.out);
         }
         kill_process(process, Signal::CONT).unwrap();
         assert_eq!(host.pid(), before);

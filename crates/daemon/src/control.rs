@@ -332,6 +332,10 @@ impl Control {
             (Some(line), _) if line.attached => VmState::Attached,
             _ => VmState::Waiting,
         };
+        let unanswered = match state == VmState::Ready && !line.is_some_and(|line| line.paused) {
+            true => self.parts.events.unanswered(&full_name),
+            false => None,
+        };
         let fault = line.and_then(|line| line.last_fault.clone());
         let vhost_user = match &spec.vmm {
             VmmSocket::Vsock(path) => Some(path.clone()),
@@ -367,6 +371,7 @@ impl Control {
                 qmp: spec.qmp.clone(),
             }),
             agent,
+            unanswered,
             circuits: line.map(|line| line.circuits).unwrap_or_default(),
             limits: members(&spec.limits),
             usage: line.map(usage).unwrap_or_default(),

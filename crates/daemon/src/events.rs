@@ -14,6 +14,7 @@ mod log;
 mod places;
 mod reader;
 mod refusals;
+mod silence;
 
 pub(crate) use calls::circuit_end;
 pub use calls::{CallNotes, observer};

@@ -45,7 +45,8 @@ pub(super) fn look(
                 .chain(links_down(&list.vms, &networks))
                 .chain(host_sockets(&list.vms))
                 .chain(writers(runtime_dir, &list.vms))
-                .chain(calls::look(client, &list.vms))
+                .chain(calls::look(client))
+                .chain(calls::silent_agents(&list.vms))
                 .collect()
         }
         Err(ClientError::NoDaemon { .. }) => {
@@ -69,6 +70,9 @@ pub(super) fn look(
             ),
             access_remedy(&socket),
         )],
+        Err(error @ ClientError::Stopped { .. }) => {
+            vec![Finding::refused(ABOUT, error.to_string())]
+        }
         Err(error) => vec![Finding::error(
             ABOUT,
             error.to_string(),
@@ -309,8 +313,8 @@ pub(super) fn idle_cards(vms: &[VmStatus], networks: &[NetworkDetails]) -> Vec<F
             let network = details.network.full_name();
             findings.push(Finding::warning(
                 "networks",
-                format!("the card of {name} in {network} is attached, and its guest has started no driver for it"),
-                "load the driver in the guest (`modprobe virtio_net`)",
+                format!("a VMM is connected for the card of {name} in {network}, and no driver of its guest runs it"),
+                "where the VMM has no more than the card's chardev, add the netdev and the device (docs/qemu.md); else load the driver in the guest (`modprobe virtio_net`)",
             ));
         }
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use api::{Kind, Problem};
-use config::directories::default_runtime_dir;
+use config::directories::{control_socket, default_runtime_dir};
 
 use super::SERVICE_DIR;
 use crate::failure::Failure;
@@ -27,6 +27,8 @@ pub enum ClientError {
     Problem(Box<Problem>),
     #[error("the daemon at {} does not answer: see its log, or end it and start it again", socket.display())]
     Silent { socket: PathBuf },
+    #[error("the daemon, process {pid}, is stopped and answers nothing: `kill -CONT {pid}`")]
+    Stopped { pid: i32 },
     #[error("the daemon at {} hung up without an answer: it was stopped at that moment, or has failed; see its log", socket.display())]
     HungUp { socket: PathBuf },
     #[error("the daemon at {} did not answer as expected: {what}", socket.display())]
@@ -56,14 +58,19 @@ impl From<ClientError> for Failure {
 pub(crate) fn how_to_start(runtime_dir: &Path, config: Option<&Path>) -> String {
     let config = config.map(|path| format!(" --config {}", quote(path)));
     let config = config.unwrap_or_default();
+    // One that has died has left its socket.
+    let as_before = match control_socket(runtime_dir).exists() {
+        true => " and the options that it had, such as --keeper and --config",
+        false => "",
+    };
     if runtime_dir == Path::new(SERVICE_DIR) {
         return format!("`systemctl start ringdown` or `ringdown serve{config}`");
     }
     if runtime_dir == default_runtime_dir() {
-        return format!("`ringdown serve{config}`");
+        return format!("`ringdown serve{config}`{as_before}");
     }
     format!(
-        "`ringdown serve --runtime-dir {}{config}`",
+        "`ringdown serve --runtime-dir {}{config}`{as_before}",
         quote(runtime_dir)
     )
 }

@@ -232,6 +232,7 @@ mod tests {
             last_fault: None,
             cut_off: false,
             another_waits: false,
+            unanswered: None,
             paused: false,
             unavailable: None,
             configured: false,
@@ -306,6 +307,7 @@ mod tests {
         let faulty = VmStatus {
             last_fault: Some("a word of it".to_owned()),
             another_waits: false,
+            unanswered: None,
             configured: false,
             ..vm("b", VmState::Attached, None)
         };

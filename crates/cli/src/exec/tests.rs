@@ -251,7 +251,7 @@ fn what_cannot_be_run_has_the_codes_of_a_shell() {
         ..command(&["true"])
     };
     let error = run_with_input(&host, options, b"").result.unwrap_err();
-    assert_eq!(error.exit_code(), FAILURE);
+    assert_eq!(error.exit_code(), 126);
     assert!(
         error.to_string().contains("/there/is/no/such/directory"),
         "{error}"

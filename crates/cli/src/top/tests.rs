@@ -57,6 +57,7 @@ fn vm(name: &str, cid: u32, bytes: [u64; 2]) -> VmStatus {
         last_fault: None,
         cut_off: false,
         another_waits: false,
+        unanswered: None,
         paused: false,
         unavailable: None,
         configured: false,

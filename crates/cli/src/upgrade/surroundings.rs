@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use crate::client::value_of;
+
 /// Programs that start a daemon again when it ends, as the kernel has their names (15 bytes), and how each is told to.
 const SUPERVISORS: [(&str, &str); 6] = [
     ("runsv", "sv restart SERVICE"),
@@ -41,18 +43,6 @@ fn few_descriptors(pid: i32) -> Option<String> {
     (most < used + SPARE_DESCRIPTORS).then(|| {
         format!("what this command starts may have {most} open files, and the daemon has {used}: run it where `ulimit -Hn` is higher")
     })
-}
-
-/// Whether a signal or a debugger has stopped it. It answers nothing then.
-pub(super) fn is_stopped(pid: i32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    value_of(&status, "State:").is_some_and(|state| state.starts_with(['T', 't']))
-}
-
-/// A value of proc_pid_status(5).
-fn value_of<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    let mut values = status.lines().filter_map(|line| line.strip_prefix(name));
-    values.next().map(str::trim)
 }
 
 #[cfg(test)]

@@ -175,12 +175,15 @@ fn agent_absence(vm: &VmStatus) -> Option<String> {
     (!is_ready || vm.paused).then(|| format!("VM {:?}: {}", vm.full_name(), vm.state_in_words()))
 }
 
-/// What keeps an agent from making connections for published ports. It is needed for all else that is asked of it.
+/// What keeps an agent from making connections for published ports, also that it was silent when it was called last. It is needed for all else that is asked of it.
 fn agent_hindrance(vm: &VmStatus) -> Option<String> {
     let absence = agent_absence(vm);
     let Some(agent) = vm.agent.as_ref().filter(|_| absence.is_none()) else {
         return absence;
     };
+    if let Some(unanswered) = &vm.unanswered {
+        return Some(format!("VM {:?}: {unanswered}", vm.full_name()));
+    }
     let mut capabilities = agent.capabilities.iter();
     let can_forward = capabilities.any(|name| name == wire::agent::CAPABILITY_FORWARD);
     (!can_forward).then(|| {
@@ -234,6 +237,25 @@ mod tests {
         assert_eq!(silence(directory.path().join("x".repeat(300)), 80), None);
         // The daemon serves these itself.
         assert_eq!(silence(host, wire::agent::PORT), None);
+    }
+
+    #[test]
+    fn an_agent_that_was_silent_when_it_was_called_last_is_in_the_way() {
+        let described = serde_json::json!({
+            "name": "web", "domain": "default", "cid": 3, "state": "ready", "host": "/run/web.sock", "circuits": 0,
+            "agent": {
+                "software": "ringdown-agent 1", "os": "Linux", "boot_id": "", "hostname": "web",
+                "capabilities": [wire::agent::CAPABILITY_FORWARD], "wait_ms": 0, "unix_ns": 0, "since": "",
+            },
+            "unanswered": { "time": "2026-11-23T12:00:00Z", "seconds": 30 },
+        });
+        let mut vm: VmStatus = serde_json::from_value(described).unwrap();
+        assert_eq!(
+            agent_hindrance(&vm).unwrap(),
+            "VM \"web\": its agent did not answer its last caller in 30 s (2026-11-23T12:00:00Z)"
+        );
+        vm.unanswered = None;
+        assert_eq!(agent_hindrance(&vm), None);
     }
 
     #[test]

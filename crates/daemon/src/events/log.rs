@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use api::{Event, EventDetails, EventKind, Refusal};
+use api::{Event, EventDetails, EventKind, Refusal, Unanswered};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
@@ -13,6 +13,7 @@ use super::allowance::Allowances;
 use super::places::Places;
 use super::reader::EventReader;
 use super::refusals::{Call, Refusals};
+use super::silence::SilentAgents;
 use hostside::audit::AuditDecision;
 use runtime::places::{NoPlace, Whose};
 use runtime::rate;
@@ -91,6 +92,7 @@ struct Log {
     next_id: u64,
     places: Places,
     dropped_readers: u64,
+    silent_agents: SilentAgents,
 }
 
 /// How far a reader has come.
@@ -133,6 +135,7 @@ impl Events {
             next_id: first_id,
             places: Places::default(),
             dropped_readers: 0,
+            silent_agents: SilentAgents::default(),
         };
         Events {
             shared: Arc::new(Shared {
@@ -253,6 +256,11 @@ impl Events {
         }
     }
 
+    /// How the last caller of this VM's agent waited in vain, if it did.
+    pub fn unanswered(&self, vm: &str) -> Option<Unanswered> {
+        sys::lock(&self.shared.log).silent_agents.of(vm)
+    }
+
     /// How many readers were dropped.
     pub fn dropped_readers(&self) -> u64 {
         sys::lock(&self.shared.log).dropped_readers
@@ -360,9 +368,11 @@ impl Log {
         if self.ring.len() == MAX_EVENTS {
             self.ring.pop_front();
         }
+        let time = SystemTime::now();
+        self.silent_agents.note(kind, &details, time);
         let event = Kept {
             id: self.next_id,
-            time: SystemTime::now(),
+            time,
             kind,
             details,
         };

@@ -113,7 +113,7 @@ fn a_file_that_has_changed_comes_into_force() {
     write(&daemon, SECOND);
     let (status, reloaded) = reload(&daemon);
     let expected = json!({
-        "added": ["red/ci"], "removed": ["db"], "vms": 3, "rules": 1, "services": 2, "networks": 0, "publishes": 0,
+        "added": ["red/ci"], "removed": ["db"], "cut_off": [], "vms": 3, "rules": 1, "services": 2, "networks": 0, "publishes": 0,
         "published": [], "unpublished": ["tcp:127.0.0.1:8080 (\"www\") to web:80"],
         "findings": reloaded["findings"],
     });

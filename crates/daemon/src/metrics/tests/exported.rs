@@ -35,6 +35,7 @@ fn vm(name: &str) -> VmStatus {
         last_fault: None,
         cut_off: false,
         another_waits: false,
+        unanswered: None,
         paused: false,
         unavailable: None,
         configured: false,
