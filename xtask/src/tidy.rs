@@ -97,9 +97,10 @@ fn packages(metadata: &serde_json::Value) -> impl Iterator<Item = &serde_json::V
 
 /// Packages with unsafe code in them, which have lints of their own: shared memory, its other side in tests, system calls, and the C interface, whose
 /// callers hand it pointers.
-const WITH_UNSAFE_CODE: [&str; 5] = [
+const WITH_UNSAFE_CODE: [&str; 6] = [
     "ringdown-guestmem",
     "ringdown-guestmem-driver",
+    "ringdown-held-directory",
     "ringdown-shmring",
     "ringdown-sys",
     "ringdown-circuit-c",

@@ -13,7 +13,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use held_directory::HeldDirectory;
 use program::{Running, ringdown, run_with};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Until what does not come is given up.
@@ -71,6 +73,16 @@ impl Host {
         let mut daemon = Running::start(serve);
         daemon.wait_until_ready();
         self.daemon = Some(daemon);
+    }
+
+    /// Ends the daemon by a signal, and waits until nothing is left of it.
+    fn end(&mut self, signal: Signal) {
+        let mut daemon = self.daemon.take().unwrap();
+        let id = Pid::from_child(&daemon.0);
+        kill_process(id, signal).unwrap();
+        eventually("the daemon does not end", || {
+            daemon.0.try_wait().unwrap().is_some()
+        });
     }
 
     fn log(&self) -> String {
@@ -307,5 +319,108 @@ fn a_change_that_is_asked_for_is_refused_as_a_whole() {
     );
     let new = UnixStream::connect(host.directory.path().join("new.vhost"));
     assert_eq!(new.unwrap_err().kind(), ErrorKind::NotFound);
+    host.assert_good_is_served();
+}
+
+/// As whoever may read it can have it.
+#[test]
+fn a_directory_that_is_held_up_costs_its_own_vm_alone() {
+    let kinds = [
+        "vhost-user = \"POOR/s\"",
+        "hybrid = \"POOR/s\"",
+        "[[vm.channel]]\nname = \"log\"\nlisten = \"POOR/s\"\nto = \"file:POOR/f\"",
+    ];
+    for described in kinds {
+        let poor = format!("{GOOD}[[vm]]\nname = \"poor\"\n{described}\n");
+        let mut host = Host::new(&poor);
+        let directory = host.vms().join("poor");
+        let Some(held) = HeldDirectory::at(&directory).unwrap() else {
+            return;
+        };
+        host.serve();
+        host.assert_good_is_served();
+        let reason = host.unavailable("poor").unwrap();
+        assert!(reason.contains("has not answered in"), "{reason}");
+        // Nor do changes of others wait for it, nor the end.
+        let added = host.run(&["vm", "add", "new"]);
+        assert_eq!(added.code, Some(0), "{}", added.err);
+        host.write(&format!("{poor}[[vm]]\nname = \"newer\"\n"));
+        let reloaded = host.run(&["reload"]);
+        assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+        assert_eq!(host.unavailable("newer"), None);
+        host.end(Signal::TERM);
+        host.serve();
+        host.assert_good_is_served();
+        host.end(Signal::KILL);
+        drop(held);
+        host.serve();
+        assert_eq!(host.unavailable("poor"), None);
+    }
+}
+
+#[test]
+fn a_directory_that_is_held_up_later_costs_its_own_vm_alone() {
+    for described in ["vhost-user", "hybrid", "serial"] {
+        let poor = format!("{GOOD}[[vm]]\nname = \"poor\"\n{described} = \"POOR/s\"\n");
+        let mut host = Host::new(&poor);
+        host.serve();
+        assert_eq!(host.unavailable("poor"), None);
+        let Some(_held) = HeldDirectory::at(&host.vms().join("poor")).unwrap() else {
+            return;
+        };
+        // Its sockets are to be removed, one more is to be made, and then all are removed.
+        host.write(&format!(
+            "{poor}[[service]]\nname = \"s\"\nport = 7000\nto = \"tcp:127.0.0.1:9\"\n"
+        ));
+        let reloaded = host.run(&["reload"]);
+        assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+        let removed = host.run(&["vm", "rm", "poor"]);
+        assert_eq!(removed.code, Some(0), "{}", removed.err);
+        host.write(GOOD);
+        let reloaded = host.run(&["reload"]);
+        assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+        host.assert_good_is_served();
+        host.end(Signal::TERM);
+    }
+}
+
+/// As `/run` is a mount: the process that looks there has the table of mounts, which says that it is not FUSE.
+#[test]
+fn sockets_are_made_beyond_a_mount() {
+    let beyond = tempfile::tempdir_in("/dev/shm").unwrap();
+    let mut host = Host::new(&format!(
+        "{GOOD}[[vm]]\nname = \"poor\"\nvhost-user = \"{}/s\"\n",
+        beyond.path().display()
+    ));
+    host.serve();
+    assert_eq!(host.unavailable("poor"), None);
+    UnixStream::connect(beyond.path().join("s")).unwrap();
+}
+
+#[test]
+fn without_the_process_that_looks_into_directories_each_error_says_so() {
+    let mut host = Host::new(GOOD);
+    host.serve();
+    let runtime_dir = host.directory.path().to_str().unwrap();
+    let is_helper = |process: &Path| {
+        let read = |name| fs::read_to_string(process.join(name)).unwrap_or_default();
+        // One without the sandbox was there before.
+        let is_confined = read("status").contains("\nSeccomp:\t2");
+        let is_named = read("comm") == "ringdown-paths\n";
+        is_named && is_confined && read("cmdline").contains(runtime_dir)
+    };
+    let processes = fs::read_dir("/proc").unwrap();
+    let mut processes = processes.map(|process| process.unwrap().path());
+    let helper = processes.find(|process| is_helper(process)).unwrap();
+    let id = helper.file_name().unwrap().to_str().unwrap();
+    let id = Pid::from_raw(id.parse().unwrap()).unwrap();
+    kill_process(id, Signal::KILL).unwrap();
+    eventually("it does not end", || !is_helper(&helper));
+    let path = host.of_poor("s");
+    let added = host.run(&["vm", "add", "new", "--hybrid", path.to_str().unwrap()]);
+    assert_eq!(added.code, Some(1), "{}", added.err);
+    assert!(added.err.contains("start this one anew"), "{}", added.err);
+    host.end(Signal::TERM);
+    host.serve();
     host.assert_good_is_served();
 }

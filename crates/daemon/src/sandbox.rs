@@ -30,6 +30,7 @@ use std::sync::OnceLock;
 
 use config::input::InputError;
 use config::{Config, ConfigError, Settings, VmRequest, load_name_services};
+use landlock::RulesetCreated;
 use places::Needs;
 pub use places::Places;
 
@@ -74,6 +75,8 @@ pub enum SandboxError {
     Filter(#[from] seccompiler::BackendError),
     #[error("cannot confine the daemon to its files: {0}; start it with --sandbox=off")]
     Files(#[from] landlock::RulesetError),
+    #[error("cannot start the process that looks into directories: {0}")]
+    Helper(io::Error),
     #[error("cannot start the process that starts the programs of services: {0}")]
     Starter(io::Error),
     #[error(
@@ -115,7 +118,7 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
         1 => {}
         count => return Err(SandboxError::Threads { count }),
     }
-    let places = Places::of(config, settings, options.config_file.as_deref());
+    let mut places = Places::of(config, settings, options.config_file.as_deref());
     let commands = Needs::of(config).commands;
     let starter = if commands.is_empty() {
         None
@@ -125,8 +128,19 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
     };
     // Which modules look users up only their system knows, and what they do when they are loaded: this is done by now.
     load_name_services();
-    let confines_files = options.mode == Mode::On && files::confine(&places)?;
-    calls::confine(options.mode)?;
+    let ruleset = match options.mode {
+        Mode::On => Some(files::ruleset(&mut places)?),
+        Mode::Log | Mode::Off => None,
+    };
+    let confine = |ruleset: Option<RulesetCreated>| -> Result<bool, SandboxError> {
+        let confines_files = ruleset.map(files::confine).transpose()?;
+        calls::confine(options.mode)?;
+        Ok(confines_files.unwrap_or(false))
+    };
+    let copy = ruleset.as_ref().map(RulesetCreated::try_clone);
+    let copy = copy.transpose().map_err(SandboxError::Helper)?;
+    sys::links::start_helper(|| confine(copy).is_ok()).map_err(SandboxError::Helper)?;
+    let confines_files = confine(ruleset)?;
     tracing::info!(
         directories = places.write.len(),
         programs = starter.as_ref().map_or(0, Starter::command_count),

@@ -10,7 +10,7 @@ use std::path::{Path, absolute};
 
 use rustix::io::Errno;
 use rustix::net::{SocketType, connect};
-use sys::links::{Fuse, address_of, find};
+use sys::links::{Entry, Fuse, address_of, find};
 use vsock::Reason;
 
 use crate::socket::{is_own, unix_socket};
@@ -21,9 +21,12 @@ use crate::socket::{is_own, unix_socket};
 /// What the system says to finding the socket and to connecting; and, without a number of the system's, when there is a link that does not count here, a FUSE file system, or one of the
 /// daemon's own sockets (see [`is_own`]).
 pub fn connect_to(path: &Path, socket_type: SocketType) -> io::Result<OwnedFd> {
-    let found = find(&absolute(path)?, Fuse::Refused)?;
+    connect_to_found(&find(&absolute(path)?, Fuse::Refused)?, socket_type)
+}
+
+fn connect_to_found(found: &OwnedFd, socket_type: SocketType) -> io::Result<OwnedFd> {
     let socket = unix_socket(socket_type)?;
-    connect(&socket, &address_of(&found)?)?;
+    connect(&socket, &address_of(found)?)?;
     if is_own(&socket) {
         return Err(io::Error::other(
             "expected the socket of a VMM or a program, found one of the daemon's own: name another one",
@@ -44,13 +47,28 @@ pub(crate) enum Dial {
 
 impl crate::slow::Outcome for Dial {}
 
-/// Dials the listener at `path` for a VM without waiting.
+/// Dials the listener at `path` for a VM without waiting for it.
 pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
+    let find = || find(&absolute(path)?, Fuse::Refused);
+    dial_found(find, path, socket_type, vm)
+}
+
+/// Dials the listener of this name for a VM without waiting for it.
+pub(crate) fn dial_at(place: &Entry, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
+    dial_found(|| place.find_behind_links(), place.path(), socket_type, vm)
+}
+
+fn dial_found(
+    find: impl FnOnce() -> io::Result<OwnedFd>,
+    path: &Path,
+    socket_type: wire::vsock::SocketType,
+    vm: &str,
+) -> Dial {
     let socket_type = match socket_type {
         wire::vsock::SocketType::Stream => SocketType::STREAM,
         wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
     };
-    let error = match connect_to(path, socket_type) {
+    let error = match find().and_then(|found| connect_to_found(&found, socket_type)) {
         Ok(socket) => return Dial::Reached(socket),
         Err(error) => error,
     };

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use guestmem::queue::{Positions, Queue};
 use policy::Time;
-use sys::links::{Entry, Fuse};
+use sys::links::Entry;
 use sys::socket_file::SocketFile;
 use vsock::CircuitId;
 use wire::agent::Secret;
@@ -17,7 +17,7 @@ use crate::fault::LastFault;
 use crate::frontend::{Frontend, Message};
 use crate::handshakes::Handshakes;
 use crate::ring::{Ring, RingCounts};
-use crate::socket::Listener;
+use crate::socket::{Listener, port_path};
 use crate::tally::Tally;
 use crate::vsock::{RINGS, RX, TX};
 
@@ -46,8 +46,6 @@ pub(crate) struct LineIo {
     pub(crate) vhost_user: Option<PathBuf>,
     /// The socket of a hybrid line's VMM. Where it calls, is at this path with `_PORT` behind it.
     pub(crate) vmm: Option<PathBuf>,
-    /// Whether others can make it slow to look for the listeners at its paths.
-    pub(crate) is_host_path_aside: bool,
     /// The thread that does so, once there is something to look for.
     pub(crate) aside: Option<Aside>,
     pub(crate) agent_secret: AgentSecret,
@@ -129,11 +127,9 @@ impl LineIo {
     }
 
     pub(crate) fn new(generation: u64, name: String, host_path: PathBuf) -> LineIo {
-        let entry = Entry::at(&host_path, Fuse::Refused);
         LineIo {
             generation,
             is_noted: false,
-            is_host_path_aside: !entry.is_ok_and(|entry| entry.is_ours()),
             aside: None,
             name,
             host_path,
@@ -170,6 +166,19 @@ impl LineIo {
             unarmed: false,
             vain_looks: 0,
         }
+    }
+
+    /// Whether others can make it slow to look for programs' listeners, which are in the directory of its own.
+    pub(crate) fn is_host_path_aside(&self) -> bool {
+        let is_ours = |listener: &Listener| listener.file.is_ours();
+        !self.listeners.first().is_some_and(is_ours)
+    }
+
+    /// Where a program listens for the guest's calls of a port, in the directory of the line's own socket.
+    pub(crate) fn place_of_program(&self, port: u32) -> Option<Entry> {
+        let path = port_path(&self.host_path, port);
+        let own = self.listeners.first()?;
+        Some(own.file.beside(path.file_name()?))
     }
 
     /// The files of its sockets, which are closed.

@@ -9,19 +9,25 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Component, Path, PathBuf, absolute};
+use std::path::{Path, PathBuf, absolute};
+use std::sync::Arc;
 
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, renameat, unlinkat,
-};
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, openat, readlinkat};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
-use rustix::process::geteuid;
 
+use act::{Act, Outcome};
+use place::{PATH_ONLY, Place};
+
+mod act;
 mod fuse;
+mod helper;
+mod place;
+
+pub use helper::{start as start_helper, wait_at_most};
 
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;
@@ -39,7 +45,7 @@ pub enum Fuse {
 /// Whether there is a link, or FUSE that is refused, on the way to what stands at `path`, so that the path leads nowhere.
 pub fn leads_nowhere(path: &Path, fuse: Fuse) -> bool {
     let found = absolute(path).and_then(|path| find(&path, fuse));
-    found.is_err_and(|error| error.raw_os_error().is_none())
+    found.is_err_and(|error| error.kind() == io::ErrorKind::Other)
 }
 
 /// What stands at an absolute path, if no link leads there that another user could have set.
@@ -47,7 +53,9 @@ pub fn leads_nowhere(path: &Path, fuse: Fuse) -> bool {
 /// # Errors
 /// What the system says, and without a number of the system's, when there is such a link, or FUSE that is refused.
 pub fn find(path: &Path, fuse: Fuse) -> io::Result<OwnedFd> {
-    Ok(walk(path, fuse)?.file)
+    // What is in that directory is told by one name for all.
+    let directory = path.parent().unwrap_or(path);
+    Ok(Place::at(path, fuse, directory)?.file)
 }
 
 /// Where a socket that was found is connected to: what its name stands for by then does not matter. A descriptor of this kind has no other way to its file.
@@ -64,7 +72,9 @@ pub fn address_of(found: &OwnedFd) -> io::Result<SocketAddrUnix> {
 /// # Errors
 /// As [`find`].
 pub fn id_of(path: &Path, fuse: Fuse) -> io::Result<FileId> {
-    Ok(file_id(&walk(&absolute(path)?, fuse)?.stat))
+    let path = absolute(path)?;
+    let directory = path.parent().unwrap_or(&path);
+    Ok(file_id(&Place::at(&path, fuse, directory)?.stat))
 }
 
 /// The path of what was found, without links.
@@ -73,30 +83,6 @@ pub fn id_of(path: &Path, fuse: Fuse) -> io::Result<FileId> {
 /// What the system says.
 pub fn path_of(found: &OwnedFd) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
-}
-
-fn walk(path: &Path, fuse: Fuse) -> io::Result<Place> {
-    let mut names = names(path);
-    let mut place = Place::root(fuse)?;
-    let mut links = 0;
-    while let Some(name) = names.pop() {
-        let found = place.find(&name, path)?;
-        if found.kind() != FileType::Symlink {
-            place = found;
-            continue;
-        }
-        links += 1;
-        if links > MAX_LINKS {
-            return Err(Errno::LOOP.into());
-        }
-        let target = readlinkat(&found.file, "", Vec::new())?;
-        let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
-        if target.is_absolute() {
-            place = place.back_to_root()?;
-        }
-        names.extend(self::names(&target));
-    }
-    Ok(place)
 }
 
 /// Which file it is, whatever its name.
@@ -111,7 +97,7 @@ pub fn file_id(stat: &Stat) -> FileId {
 #[derive(Debug)]
 pub struct Entry {
     path: PathBuf,
-    directory: Place,
+    directory: Arc<Place>,
     name: OsString,
 }
 
@@ -126,7 +112,7 @@ impl Entry {
             return Err(Errno::ISDIR.into());
         };
         Ok(Entry {
-            directory: walk(parent, fuse)?,
+            directory: Arc::new(Place::at(parent, fuse, parent)?),
             name: name.to_owned(),
             path,
         })
@@ -158,20 +144,31 @@ impl Entry {
 
     /// The name by a path that stays in its directory, as long as this entry is there.
     pub fn pinned_path(&self) -> PathBuf {
-        let directory = format!("/proc/self/fd/{}", self.directory.file.as_raw_fd());
-        Path::new(&directory).join(&self.name)
+        let path = act::pinned(&self.directory.file, self.name.as_bytes());
+        PathBuf::from(OsString::from_vec(path))
     }
 
-    /// Where a socket binds or is connected to, which is the path as long as no other user can change where it leads, such as by a mount on a directory of its own.
+    /// Binds a socket: at the path as long as no other user can change where it leads, such as by a mount on a directory of its own.
     ///
     /// # Errors
-    /// The path is too long for a socket.
-    pub fn address(&self) -> io::Result<SocketAddrUnix> {
+    /// As bind(2).
+    pub fn bind(&self, socket: impl AsFd) -> io::Result<()> {
         let directory = &self.directory;
-        if directory.is_firm && (directory.is_closed() || directory.is_sticky()) {
-            return Ok(SocketAddrUnix::new(&self.path)?);
+        let stays = directory.is_firm && (directory.is_closed() || directory.is_sticky());
+        let act = Act::Bind {
+            name: self.name.as_bytes().to_vec(),
+            path: stays.then(|| self.path.as_os_str().as_bytes().to_vec()),
+        };
+        self.perform(&act, &[socket.as_fd()]).map(drop)
+    }
+
+    /// Another name in the same directory, whatever the path leads to by now.
+    pub fn beside(&self, name: &OsStr) -> Entry {
+        Entry {
+            path: self.path.with_file_name(name),
+            directory: self.directory.clone(),
+            name: name.to_owned(),
         }
-        Ok(SocketAddrUnix::new(self.pinned_path())?)
     }
 
     /// Whether root and this process's user alone can change what is in its directory, and where the path leads.
@@ -202,7 +199,8 @@ impl Entry {
 
     /// Names what has the name now, also if it is a link that does not count, and describes it.
     pub fn look(&self) -> io::Result<(OwnedFd, Stat)> {
-        let found = self.directory.look(&self.name, &self.path)?;
+        let found = self.opened(PATH_ONLY, Mode::empty())?;
+        let found = self.directory.arrive(found, &self.name, &self.path)?;
         Ok((found.file, found.stat))
     }
 
@@ -211,8 +209,22 @@ impl Entry {
     /// # Errors
     /// As [`find`]; a symbolic link is described, and not followed.
     pub fn find(&self) -> io::Result<(OwnedFd, Stat)> {
-        let found = self.directory.find(&self.name, &self.path)?;
+        let found = self.opened(PATH_ONLY, Mode::empty())?;
+        let found = self.directory.arrive(found, &self.name, &self.path)?;
+        let found = found.if_it_counts(&self.name, &self.path)?;
         Ok((found.file, found.stat))
+    }
+
+    /// What has the name now, or what it leads to by links that no other user could have set.
+    ///
+    /// # Errors
+    /// As [`find`].
+    pub fn find_behind_links(&self) -> io::Result<OwnedFd> {
+        let (found, stat) = self.find()?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => find(&self.path, self.directory.fuse),
+            _ => Ok(found),
+        }
     }
 
     /// Opens what has the name, which is no symbolic link, nor a file of another name that another user could have put here.
@@ -221,7 +233,7 @@ impl Entry {
     /// As [`find`], and [`Errno::LOOP`] for a symbolic link.
     pub fn open(&self, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&self.directory.file, &self.name, flags, mode)?;
+        let file = self.opened(flags, mode)?;
         let stat = fstat(&file)?;
         // By the name: a second name may be gone by now, and then this is another file's.
         let (_, named) = self.find()?;
@@ -233,8 +245,8 @@ impl Entry {
 
     /// Gives what has the name another one in the same directory.
     pub fn rename(&self, name: &OsStr) -> io::Result<()> {
-        let directory = &self.directory.file;
-        Ok(renameat(directory, &self.name, directory, name)?)
+        let (name, new) = (self.name.as_bytes().to_vec(), name.as_bytes().to_vec());
+        self.perform(&Act::Rename { name, new }, &[]).map(drop)
     }
 
     /// Removes the name, if it still is this file's.
@@ -242,14 +254,30 @@ impl Entry {
     /// # Errors
     /// It is not, or what the system says.
     pub fn remove(&self, file: FileId) -> io::Result<()> {
-        if file_id(&self.stat()?) != file {
-            return Err(io::Error::other("another file stands there by now"));
+        let name = self.name.as_bytes().to_vec();
+        self.perform(&Act::Unlink { name, file }, &[]).map(drop)
+    }
+
+    fn opened(&self, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        let act = Act::Open {
+            name: self.name.as_bytes().to_vec(),
+            flags: flags.bits(),
+            mode: mode.bits(),
+        };
+        Ok(self.perform(&act, &[])?.file.ok_or(Errno::IO)?)
+    }
+
+    /// The process beside this one does it, if there is one and others could hold the directory's lock.
+    fn perform(&self, act: &Act, more: &[BorrowedFd<'_>]) -> io::Result<Outcome> {
+        let directory = self.directory.file.as_fd();
+        let descriptors = [&[directory], more].concat();
+        match helper::in_force() {
+            Some(helper) if !self.directory.is_private() => {
+                let parent = self.path.parent().unwrap_or(&self.path);
+                helper.ask(act, parent, &descriptors)
+            }
+            _ => act.perform(&descriptors),
         }
-        Ok(unlinkat(
-            &self.directory.file,
-            &self.name,
-            AtFlags::empty(),
-        )?)
     }
 }
 
@@ -257,137 +285,4 @@ impl Entry {
 pub fn set_mode_of(found: &OwnedFd, mode: u32) -> io::Result<()> {
     let file = format!("/proc/self/fd/{}", found.as_raw_fd());
     fs::set_permissions(file, Permissions::from_mode(mode))
-}
-
-const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
-/// A file on the way.
-#[derive(Debug)]
-struct Place {
-    file: OwnedFd,
-    stat: Stat,
-    /// No other user could have put it in the way, nor anything above it.
-    is_firm: bool,
-    /// Whether the way may go on into FUSE.
-    fuse: Fuse,
-    /// Its mount, if it matters and is known.
-    mount: Option<u64>,
-}
-
-impl Place {
-    fn root(fuse: Fuse) -> io::Result<Place> {
-        let file = rustix::fs::open("/", PATH_ONLY, Mode::empty())?;
-        let mount = match fuse {
-            Fuse::Entered => None,
-            Fuse::Refused => fuse::mount_of(&file)?,
-        };
-        let stat = fstat(&file)?;
-        Ok(Place {
-            file,
-            stat,
-            is_firm: true,
-            fuse,
-            mount,
-        })
-    }
-
-    /// A link to an absolute path counts no more than the way to it.
-    fn back_to_root(&self) -> io::Result<Place> {
-        Ok(Place {
-            is_firm: self.is_firm,
-            ..Place::root(self.fuse)?
-        })
-    }
-
-    fn kind(&self) -> FileType {
-        FileType::from_raw_mode(self.stat.st_mode)
-    }
-
-    /// What has this name here on the way to `path`, unless it is a link that does not count.
-    fn find(&self, name: &OsStr, path: &Path) -> io::Result<Place> {
-        let found = self.look(name, path)?;
-        let kind = found.kind();
-        let is_link =
-            kind == FileType::Symlink || kind != FileType::Directory && found.stat.st_nlink > 1;
-        match is_link && !found.is_firm {
-            true => Err(refused(path, name)),
-            false => Ok(found),
-        }
-    }
-
-    /// What has this name here, also if it is a link that does not count.
-    fn look(&self, name: &OsStr, path: &Path) -> io::Result<Place> {
-        let file = openat(&self.file, name, PATH_ONLY, Mode::empty())?;
-        // The root of a mount is opened without its file system, which `fstat` may ask.
-        let mount = self.pass_to(&file, name, path)?;
-        let stat = fstat(&file)?;
-        Ok(Place {
-            is_firm: self.is_firm(&stat),
-            file,
-            stat,
-            fuse: self.fuse,
-            mount,
-        })
-    }
-
-    /// The mount of what has this name here, if it matters; none that is FUSE.
-    fn pass_to(&self, found: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<Option<u64>> {
-        if self.fuse == Fuse::Entered {
-            return Ok(None);
-        }
-        let mount = fuse::mount_of(found)?;
-        match mount {
-            Some(id) if mount != self.mount && fuse::is_fuse(id)? => Err(in_fuse(path, name)),
-            _ => Ok(mount),
-        }
-    }
-
-    /// Whether no user but root and this process's could have put this entry here. In a directory like `/tmp` that is so of what is theirs, but for hard links to it.
-    fn is_firm(&self, entry: &Stat) -> bool {
-        let is_directory = FileType::from_raw_mode(entry.st_mode) == FileType::Directory;
-        let stays = self.is_sticky() && is_ours(entry) && (is_directory || entry.st_nlink == 1);
-        self.is_firm && (self.is_closed() || stays)
-    }
-
-    /// Whether no other user may write it.
-    fn is_closed(&self) -> bool {
-        // In a file with an access control list, the group's bits are the upper bound of what the list grants.
-        is_ours(&self.stat) && self.stat.st_mode & (Mode::WGRP | Mode::WOTH).bits() == 0
-    }
-
-    /// Whether others may write it, and not change what is not theirs.
-    fn is_sticky(&self) -> bool {
-        is_ours(&self.stat) && self.stat.st_mode & Mode::SVTX.bits() != 0
-    }
-}
-
-fn is_ours(file: &Stat) -> bool {
-    file.st_uid == 0 || file.st_uid == geteuid().as_raw()
-}
-
-/// The names in a path, the last one first.
-fn names(path: &Path) -> Vec<OsString> {
-    let names = path.components().filter_map(|component| match component {
-        Component::Normal(name) => Some(name.to_owned()),
-        Component::ParentDir => Some("..".into()),
-        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
-    });
-    let mut names: Vec<OsString> = names.collect();
-    names.reverse();
-    names
-}
-
-fn refused(path: &Path, name: &OsStr) -> io::Error {
-    io::Error::other(format!(
-        "{name:?} in {} is a link, or has a second name, in a directory that others than root and this process's user may write, and could lead to any file: \
-         name the file by its own path",
-        path.display()
-    ))
-}
-
-fn in_fuse(path: &Path, name: &OsStr) -> io::Error {
-    io::Error::other(format!(
-        "{name:?} in {} is a FUSE file system, whose program could hold up this process: name a path outside of it",
-        path.display()
-    ))
 }

@@ -1,11 +1,12 @@
 //! Files of UNIX sockets that listen: what stands in their way, and how they are made and removed.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use crate::links::{Entry, FileId, address_of, file_id, set_mode_of};
 
@@ -63,7 +64,7 @@ impl SocketFile {
     /// # Errors
     /// `EADDRINUSE` if anything stands there, and what else the system says.
     pub fn bind(socket: impl AsFd, entry: Entry) -> io::Result<SocketFile> {
-        bind(socket, &entry.address()?)?;
+        entry.bind(socket)?;
         SocketFile::found(entry)
     }
 
@@ -98,9 +99,14 @@ impl SocketFile {
         self.id
     }
 
-    /// Whether root and this process's user alone can change what is in its directory: who cannot even read it cannot make it slow to remove it.
+    /// Whether root and this process's user alone can change what is in its directory.
     pub fn is_ours(&self) -> bool {
         self.entry.is_ours()
+    }
+
+    /// Another name in its directory.
+    pub fn beside(&self, name: &OsStr) -> Entry {
+        self.entry.beside(name)
     }
 
     /// Leaves the file where it is, also when this is dropped.
@@ -230,7 +236,7 @@ mod tests {
         let bound = [SocketType::STREAM, SocketType::SEQPACKET].map(|kind| {
             let (socket, path) = (socket(kind), at(&format!("{kind:?}")));
             let address = rustix::net::SocketAddrUnix::new(&path).unwrap();
-            bind(&socket, &address).unwrap();
+            rustix::net::bind(&socket, &address).unwrap();
             (socket, format!("{kind:?}"))
         });
         let named = bound.iter().map(|(_, name)| name.as_str());

@@ -26,6 +26,12 @@ use crate::quote::quote;
 /// Runs until a signal ends it.
 pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> {
     start_log(options.log.as_deref())?;
+    // Before anything is looked up: see there.
+    sys::links::start_helper(|| true).map_err(|error| {
+        Failure::failed(format!(
+            "cannot start the process that looks into directories: {error}"
+        ))
+    })?;
     let directory = std::env::current_dir()
         .map_err(|error| Failure::failed(format!("cannot find the working directory: {error}")))?;
     let (dry_run, net_batch) = (options.dry_run, options.net_batch);

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use wire::agent::credit::SendCredit;
 use wire::agent::{
-    CAPABILITY_EXEC, ExecStart, ExitStatus, Frame, HEADER_LEN, MAX_DATA_LEN, OPERATION_CHANNEL,
-    Stream, data_header,
+    AGENT_AWAY, CAPABILITY_EXEC, ExecStart, ExitStatus, Frame, HEADER_LEN, MAX_DATA_LEN,
+    OPERATION_CHANNEL, Stream, data_header,
 };
 
 use super::escape::Keys;
@@ -296,10 +296,9 @@ impl Running {
             // A panic there was reported on standard error already.
             let _ = writer.join();
         }
-        if let Some(why) = sys::lock(&self.shared.left).take() {
-            return Err(why);
-        }
-        let status = result?;
+        // A status that has come is told, whoever would leave by now.
+        let left = sys::lock(&self.shared.left).take();
+        let status = result.map_err(|error| left.unwrap_or(error.into()))?;
         match sys::lock(&self.shared.problem).take() {
             Some(problem) => Err(problem),
             None => Ok(status),
@@ -498,6 +497,8 @@ fn call_agent(host_socket: &Path) -> Result<(), GuestError> {
             | Err(GuestError::Agent(_) | GuestError::Unsupported(_) | GuestError::Protocol(_)) => {
                 return Ok(());
             }
+            // By the daemon, for want of room: that says nothing of the agent.
+            Err(GuestError::Refused { reason }) if reason != AGENT_AWAY => return Ok(()),
             Err(error) if Instant::now() + CALL_INTERVAL >= deadline.at => return Err(error),
             Err(_) => thread::sleep(CALL_INTERVAL),
         }

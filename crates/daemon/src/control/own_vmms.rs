@@ -69,6 +69,7 @@ fn seen_at(path: &Path) -> Seen {
             (VmState::Waiting, Some(fault))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => (VmState::Waiting, None),
+        Err(error) if error.kind() == ErrorKind::TimedOut => unseen(path),
         // What may not be looked at may be there.
         Ok(Occupant::Socket) | Err(_) => (VmState::Joined, None),
     }

@@ -1,5 +1,6 @@
 //! Landlock: which files this process can open.
 
+use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
@@ -15,8 +16,8 @@ use super::places::Places;
 /// What this code knows. An older kernel enforces what it knows of it, as far as that goes.
 const KNOWN: ABI = ABI::V6;
 
-/// Confines this thread, and those that it starts, to some places. Returns whether the kernel can do that.
-pub(super) fn confine(places: &Places) -> Result<bool, RulesetError> {
+/// What confines a thread to some places, without those that cannot be found in time.
+pub(super) fn ruleset(places: &mut Places) -> Result<RulesetCreated, RulesetError> {
     let everything = AccessFs::from_all(KNOWN);
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -41,8 +42,27 @@ pub(super) fn confine(places: &Places) -> Result<bool, RulesetError> {
     let ruleset = allow(ruleset, places.read.iter().filter_map(open), read)?;
     let ruleset = allow(ruleset, places.devices.iter().filter_map(open), device)?;
     // Some are VMMs' directories, which may be in FUSE by now.
-    let find = |path: &PathBuf| find(path, Fuse::Refused).ok();
-    let ruleset = allow(ruleset, places.write.iter().filter_map(find), write)?;
+    let mut found = Vec::new();
+    places.write.retain(|path| match find(path, Fuse::Refused) {
+        Ok(place) => {
+            found.push(place);
+            true
+        }
+        // Its use is refused by name until a restart, as that of what is named later.
+        Err(error) if error.kind() == ErrorKind::TimedOut => {
+            let path = path.display();
+            tracing::error!(
+                "the sandbox leaves {path} out, until the daemon is started anew: {error}"
+            );
+            false
+        }
+        Err(_) => true,
+    });
+    allow(ruleset, found.into_iter(), write)
+}
+
+/// Confines this thread, and those that it starts. Returns whether the kernel can do that.
+pub(super) fn confine(ruleset: RulesetCreated) -> Result<bool, RulesetError> {
     let status = ruleset.restrict_self()?;
     let confines = status.ruleset != RulesetStatus::NotEnforced;
     if !confines {

@@ -11,7 +11,7 @@ use super::Fabric;
 use super::host::SOCKET_EVENTS;
 use super::redial::{Place, Redial};
 use crate::caller::reset_on_close;
-use crate::connect::{Dial, dial};
+use crate::connect::{Dial, dial, dial_at};
 use crate::dialer::{Called, Connected, Reply, ServiceCall, mark};
 use crate::host_socket::HostSocket;
 use crate::line::LineIo;
@@ -249,17 +249,20 @@ impl Fabric {
             false => port_path(&line.host_path, call.port),
         };
         let vm = line.name.clone();
-        let is_aside = redial.vmm || line.is_host_path_aside;
+        let own = match redial.vmm || line.is_host_path_aside() {
+            true => None,
+            false => line.place_of_program(call.port),
+        };
         if let Some(circuit) = self.circuit(circuit) {
             circuit.callee = party;
         }
         if self.closer.is_full(party) {
             return self.settle(redial, Dial::Busy);
         }
-        if !is_aside {
-            let dialled = self
-                .slow
-                .timed(party, Some(circuit), || dial(&path, call.socket_type, &vm));
+        if let Some(own) = own {
+            let dialled = self.slow.timed(party, Some(circuit), || {
+                dial_at(&own, call.socket_type, &vm)
+            });
             return self.settle(redial, dialled);
         }
         let awaited = self

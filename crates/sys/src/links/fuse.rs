@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -42,6 +42,22 @@ pub(super) fn is_fuse(mount: u64) -> io::Result<bool> {
     };
     let is_fuse = known.insert(mounts).are_fuse.get(&mount).copied();
     Ok(is_fuse.ok_or(Errno::STALE)?)
+}
+
+/// Opens the table of this process, as a forked one has that of another. From then on it can be read where its file can no longer be opened.
+pub(super) fn open_own_table() -> io::Result<()> {
+    let own = Mounts::read(File::open("/proc/self/mountinfo")?)?;
+    let mut known = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    // The descriptor is not this process's any more.
+    std::mem::forget(known.replace(own));
+    Ok(())
+}
+
+/// The number of its descriptor.
+pub(super) fn table_number() -> io::Result<u32> {
+    let known = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mounts = known.as_ref().ok_or(Errno::BADF)?;
+    Ok(mounts.table.as_raw_fd().unsigned_abs())
 }
 
 impl Mounts {
