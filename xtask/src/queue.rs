@@ -32,6 +32,9 @@ const SPARE: f64 = 0.5;
 /// How many suites run for each processor at most, since each takes memory for its guests.
 const MOST_EACH: usize = 3;
 
+/// How much of what a failed test says is repeated at the end.
+const PANIC_LINES: usize = 6;
+
 /// How many of the longest suites are listed at the end.
 const LISTED: usize = 12;
 
@@ -102,7 +105,7 @@ pub fn run(arguments: &TestsArguments) -> Result<()> {
         eprintln!("[tests] all processors together had nothing to do for {idle} s");
     }
     if !failed.is_empty() {
-        bail!("of {count} suites these failed: {}", failed.join(", "));
+        bail!("of {count} suites these failed:\n{}", failed.join("\n"));
     }
     let seconds = started.elapsed().as_secs();
     eprintln!("[tests] all {count} suites passed ({seconds} s)");
@@ -118,7 +121,7 @@ fn places(arguments: &TestsArguments) -> (usize, usize) {
     }
 }
 
-/// Runs suites from the end of the list, and returns the names of those that failed.
+/// Runs suites from the end of the list, and returns those that failed, each with what its tests say of that.
 fn run_all(
     mut waiting: Vec<Suite>,
     (least, most): &(usize, usize),
@@ -144,12 +147,12 @@ fn run_all(
             };
             let one = running.remove(index);
             let name = one.suite.full_name();
-            one.print(took)?;
+            let output = one.print(took)?;
             match is_success {
                 true => {
                     times.insert(name, took);
                 }
-                false => failed.push(name),
+                false => failed.push(format!("{name}{}", panics(&output))),
             }
         }
     }
@@ -199,14 +202,24 @@ impl Running {
         Ok(None)
     }
 
-    /// Its output in one piece.
-    fn print(&self, Took { time, processor }: Took) -> Result<()> {
-        let text = fs::read(&self.log)?;
+    /// Prints its output in one piece, and returns it.
+    fn print(&self, Took { time, processor }: Took) -> Result<String> {
+        let text = String::from_utf8_lossy(&fs::read(&self.log)?).into_owned();
         let name = self.suite.full_name();
         println!("     Running {name} ({time} s, {processor} s of processors)");
-        print!("{}", String::from_utf8_lossy(&text));
-        Ok(())
+        print!("{text}");
+        Ok(text)
     }
+}
+
+/// Where tests have panicked, and the first lines of what they say.
+fn panics(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    let starts = (0..lines.len()).filter(|&at| lines[at].contains(" panicked at "));
+    starts
+        .flat_map(|at| lines[at..].iter().take(PANIC_LINES))
+        .map(|line| format!("\n  {line}"))
+        .collect()
 }
 
 /// What processors have left.
@@ -329,6 +342,14 @@ mod tests {
             let passed: Vec<_> = times.keys().collect();
             assert_eq!(passed, ["e2e/boot", "e2e/many"]);
         }
+    }
+
+    #[test]
+    fn what_a_failed_test_says_is_repeated() {
+        let output = "test a ... ok\nthread 'b' (7) panicked at b.rs:1:2:\nleft\nnote";
+        let expected = "\n  thread 'b' (7) panicked at b.rs:1:2:\n  left\n  note";
+        assert_eq!(panics(output), expected);
+        assert_eq!(panics("test a ... FAILED"), "");
     }
 
     #[test]

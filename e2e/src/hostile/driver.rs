@@ -203,12 +203,12 @@ impl Driver {
                 self.arena.write(offset, &header.to_bytes());
                 self.arena.write(offset + HEADER_LEN, payload);
                 let range = self.range(offset, len as u32);
-                // There are fewer places than descriptors.
-                self.queues[TX]
-                    .add(&[range], &[], offset as u64)
-                    .context("the ring is full")?;
-                self.kick(TX);
-                return Ok(true);
+                if self.queues[TX].add(&[range], &[], offset as u64).is_ok() {
+                    self.kick(TX);
+                    return Ok(true);
+                }
+                // An attack's own chains may fill the ring.
+                self.give_back(offset);
             }
             if Instant::now() > until {
                 return Ok(false);
@@ -355,15 +355,16 @@ impl Driver {
 
     fn reclaim(&mut self) {
         while let Some((token, _)) = self.queues[TX].take_used() {
-            if token == NO_PLACE {
-                continue;
+            if token != NO_PLACE {
+                self.give_back(token as usize);
             }
-            let offset = token as usize;
-            let large = self.large_start();
-            match offset >= large {
-                true => self.large_places.push(offset),
-                false => self.small_places.push(offset),
-            }
+        }
+    }
+
+    fn give_back(&mut self, offset: usize) {
+        match offset >= self.large_start() {
+            true => self.large_places.push(offset),
+            false => self.small_places.push(offset),
         }
     }
 
