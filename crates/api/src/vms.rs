@@ -501,6 +501,9 @@ pub struct Health {
     /// Whether the daemon was started with a keeper, and that has ended since.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeper_ended: bool,
+    /// Whether the process `ringdown-paths` has ended: nothing can be made or removed in directories that others may read or write.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paths_ended: bool,
     /// What it has taken over from the daemon before it, if the keeper has it know of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,

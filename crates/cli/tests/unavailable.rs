@@ -420,6 +420,9 @@ fn without_the_process_that_looks_into_directories_each_error_says_so() {
     let added = host.run(&["vm", "add", "new", "--hybrid", path.to_str().unwrap()]);
     assert_eq!(added.code, Some(1), "{}", added.err);
     assert!(added.err.contains("start this one anew"), "{}", added.err);
+    let check = host.run(&["check"]);
+    let words = "its process `ringdown-paths` has ended";
+    assert!(check.out.contains(words), "{}", check.out);
     host.end(Signal::TERM);
     host.serve();
     host.assert_good_is_served();

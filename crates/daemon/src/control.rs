@@ -223,7 +223,6 @@ impl Control {
     }
 
     /// What there is to know of one VM.
-    /// One VM of these.
     pub(crate) fn status_of(&self, in_force: &InForce, spec: &LineSpec) -> VmStatus {
         self.status(in_force, spec, &self.known_of(spec))
     }

@@ -27,7 +27,7 @@ mod fuse;
 mod helper;
 mod place;
 
-pub use helper::{start as start_helper, wait_at_most};
+pub use helper::{has_ended as helper_has_ended, start as start_helper, wait_at_most};
 
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;

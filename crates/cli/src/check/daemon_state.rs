@@ -35,7 +35,7 @@ pub(super) fn look(
             let networks = networks(client, &list.vms);
             let vms = list.vms.iter().map(guest);
             std::iter::once(Finding::fine(ABOUT, found))
-                .chain(keeper_of(client))
+                .chain(processes_of(client))
                 .chain(list.unavailable.iter().filter_map(unavailable))
                 .chain(vms)
                 .chain(list.vms.iter().filter_map(windows))
@@ -81,16 +81,31 @@ pub(super) fn look(
     }
 }
 
-/// What is known of the keeper, which the daemon asks something as for an upgrade: one that is stopped lives.
-fn keeper_of(client: &Client) -> Vec<Finding> {
+/// The processes beside the daemon.
+fn processes_of(client: &Client) -> Vec<Finding> {
     let Ok(health) = client.health() else {
         return Vec::new();
     };
+    let paths = health.paths_ended.then(|| {
+        Finding::error(
+            ABOUT,
+            "its process `ringdown-paths` has ended: nothing can be added or removed whose path is in a directory that others may read or write",
+            "restart the daemon",
+        )
+    });
+    paths
+        .into_iter()
+        .chain(keeper_of(client, &health))
+        .collect()
+}
+
+/// What is known of the keeper, which the daemon asks something as for an upgrade: one that is stopped lives.
+fn keeper_of(client: &Client, health: &Health) -> Vec<Finding> {
     let lives = health.keeper == Some(true);
     let what = || Some("the keeper to answer".to_owned());
     let ask = || client.hand_over_prospect().ok()?.hindrance;
     let hindrance = lives.then(|| say_if_slow(ANSWER_TIMEOUT, what, ask));
-    keeper(&health, hindrance.flatten())
+    keeper(health, hindrance.flatten())
 }
 
 /// What a restart of the daemon does, and what is in the way of that. A daemon of before does not say.

@@ -364,6 +364,7 @@ fn a_keeper_is_told_of_in_one_line() {
             config: None,
             keeper,
             keeper_ended,
+            paths_ended: false,
             restart: None,
             unavailable: Vec::new(),
         };

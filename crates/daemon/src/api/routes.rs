@@ -119,6 +119,7 @@ async fn health(State(control): Shared) -> Json<Health> {
         config: control.parts.settings.file.clone(),
         keeper: Some(control.has_keeper()),
         keeper_ended: control.has_lost_keeper(),
+        paths_ended: sys::links::helper_has_ended(),
         restart: control.parts.restart.clone(),
         unavailable: control.in_force().unavailable_parts(),
     })

@@ -137,13 +137,23 @@ fn what_passes_under_suspicion_is_whole() {
 #[test]
 fn a_packet_under_suspicion_takes_many_turns() {
     let _alone = alone();
-    const LEN: u32 = 60_000;
     /// Pieces grow with each 16 calls: the whole takes some 190.
     const LEAST_TURNS: u32 = 8;
+    /// A processor may be so fast that a call is not slow enough for a suspicion.
+    const TRIES: u32 = 20;
     let directory = tempfile::tempdir().unwrap();
     let mut fabric = fabric();
     let (mut guest, programs) = with_circuits(&mut fabric, directory.path(), 1);
-    let program = &programs[0];
+    let turns: Vec<u32> = (0..TRIES)
+        .map(|_| turns_under_suspicion(&mut fabric, &mut guest, &programs[0]))
+        .take_while(|turns| *turns < LEAST_TURNS)
+        .collect();
+    assert!(turns.len() < TRIES as usize, "{turns:?} turns");
+}
+
+/// In how many turns a packet reaches a program whose calls were slow just now.
+fn turns_under_suspicion(fabric: &mut Fabric, guest: &mut Guest, program: &UnixStream) -> u32 {
+    const LEN: u32 = 60_000;
     let receive = || {
         let mut bytes = vec![0; LEN as usize];
         let mut from = program;
@@ -157,11 +167,11 @@ fn a_packet_under_suspicion_takes_many_turns() {
     };
     let watchers = watch(program);
     let byte = guest.packet(&header(Operation::Data, 80, 1));
-    // Two slow calls are enough. One more, as a call may be fast on a fast processor.
-    for _ in 0..3 {
+    // Two slow calls are enough, and more could cut the program off.
+    for _ in 0..2 {
         guest.offer(TX, byte, 1);
         guest.kick(TX);
-        turn_until(&mut fabric, "a byte", |_| receive() == 1);
+        turn_until(fabric, "a byte", |_| receive() == 1);
     }
     drop(watchers);
 
@@ -169,14 +179,14 @@ fn a_packet_under_suspicion_takes_many_turns() {
     guest.offer(TX, packet, 1);
     guest.kick(TX);
     let (mut turns, mut received) = (0, 0);
-    turn_until(&mut fabric, "all of it", |fabric| {
+    turn_until(fabric, "all of it", |fabric| {
         assert_eq!(ended(fabric), 0);
         let len = receive();
         turns += u32::from(len > 0);
         received += len;
         received == LEN as usize
     });
-    assert!(turns >= LEAST_TURNS, "{turns} turns");
+    turns
 }
 
 /// Programs that make calls slow, and another one for which messages are kept.

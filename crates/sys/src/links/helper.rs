@@ -46,9 +46,6 @@ const MAX_PACKET: usize = 2 * 4096 + 64;
 /// The most descriptors that come with one.
 const MAX_DESCRIPTORS: usize = 2;
 
-/// Connections that are kept for further calls. More are there while there are more calls at once.
-const MAX_IDLE: usize = 8;
-
 /// A connection's thread goes along paths, and no more.
 const STACK_LEN: usize = 256 * 1024;
 
@@ -69,6 +66,15 @@ pub(super) fn in_force() -> Option<Arc<Helper>> {
     in_force.clone()
 }
 
+/// Whether this process has lost the one by which it does such acts: it goes on without it, and each of them fails.
+pub fn has_ended() -> bool {
+    let Some(helper) = in_force() else {
+        return false;
+    };
+    let mut socket = [PollFd::new(&helper.socket, PollFlags::empty())];
+    poll(&mut socket, Some(&Timespec::default())).is_ok_and(|ended| ended > 0)
+}
+
 /// What is said of an act.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Answer {
@@ -84,7 +90,8 @@ enum Answer {
 pub(super) struct Helper {
     /// Connections are sent here.
     socket: OwnedFd,
-    idle: Mutex<Vec<OwnedFd>>,
+    /// A connection for the next call. Calls at the same time make further ones.
+    idle: Mutex<Option<OwnedFd>>,
     held: Mutex<HashMap<PathBuf, Held>>,
 }
 
@@ -131,7 +138,7 @@ impl Helper {
             return Err(held_up(directory));
         }
         let (answer, file) = answer(&connection)?;
-        self.keep(connection);
+        *lock(&self.idle) = Some(connection);
         finish(answer, file)
     }
 
@@ -175,20 +182,13 @@ impl Helper {
     }
 
     fn connection(&self) -> io::Result<OwnedFd> {
-        if let Some(connection) = lock(&self.idle).pop() {
+        if let Some(connection) = lock(&self.idle).take() {
             return Ok(connection);
         }
         let (connection, theirs) = pair()?;
         // Descriptors that are under way count for their sender.
         send(&self.socket, b"new", &[theirs.as_fd()], SendFlags::DONTWAIT).map_err(gone)?;
         Ok(connection)
-    }
-
-    fn keep(&self, connection: OwnedFd) {
-        let mut idle = lock(&self.idle);
-        if idle.len() < MAX_IDLE {
-            idle.push(connection);
-        }
     }
 }
 
