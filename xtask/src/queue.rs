@@ -32,8 +32,11 @@ const SPARE: f64 = 0.5;
 /// How many suites run for each processor at most, since each takes memory for its guests.
 const MOST_EACH: usize = 3;
 
-/// How much of what a failed test says is repeated at the end.
+/// How many lines of a panic are repeated at the end.
 const PANIC_LINES: usize = 6;
+
+/// How many panics of a suite are, its last ones: a test may catch hundreds before it fails.
+const PANICS: usize = 10;
 
 /// How many of the longest suites are listed at the end.
 const LISTED: usize = 12;
@@ -121,7 +124,7 @@ fn places(arguments: &TestsArguments) -> (usize, usize) {
     }
 }
 
-/// Runs suites from the end of the list, and returns those that failed, each with what its tests say of that.
+/// Runs suites from the end of the list, and returns those that failed, each with its panics.
 fn run_all(
     mut waiting: Vec<Suite>,
     (least, most): &(usize, usize),
@@ -212,12 +215,15 @@ impl Running {
     }
 }
 
-/// Where tests have panicked, and the first lines of what they say.
+/// Where tests have panicked, and the first lines of each message.
 fn panics(output: &str) -> String {
     let lines: Vec<&str> = output.lines().collect();
-    let starts = (0..lines.len()).filter(|&at| lines[at].contains(" panicked at "));
-    starts
-        .flat_map(|at| lines[at..].iter().take(PANIC_LINES))
+    let is_panic = |at: &usize| lines[*at].contains(" panicked at ");
+    let starts: Vec<usize> = (0..lines.len()).filter(is_panic).collect();
+    let last = starts.len().saturating_sub(PANICS);
+    starts[last..]
+        .iter()
+        .flat_map(|at| lines[*at..].iter().take(PANIC_LINES))
         .map(|line| format!("\n  {line}"))
         .collect()
 }
@@ -345,11 +351,17 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_test_says_is_repeated() {
+    fn the_last_panics_of_a_suite_are_repeated() {
         let output = "test a ... ok\nthread 'b' (7) panicked at b.rs:1:2:\nleft\nnote";
         let expected = "\n  thread 'b' (7) panicked at b.rs:1:2:\n  left\n  note";
         assert_eq!(panics(output), expected);
         assert_eq!(panics("test a ... FAILED"), "");
+        let many: String = (0..50)
+            .map(|number| format!("thread 'b' panicked at {number}\n\n\n\n\n\n\n"))
+            .collect();
+        let repeated = panics(&many);
+        assert_eq!(repeated.matches(" panicked at ").count(), PANICS);
+        assert!(repeated.contains(" panicked at 49\n"), "{repeated}");
     }
 
     #[test]

@@ -139,7 +139,7 @@ fn a_packet_under_suspicion_takes_many_turns() {
     let _alone = alone();
     /// Pieces grow with each 16 calls: the whole takes some 190.
     const LEAST_TURNS: u32 = 8;
-    /// A processor may be so fast that a call is not slow enough for a suspicion.
+    /// A call counts as slow only if the processor spent that long on it for certain: not so on a fast processor, nor where the thread waits for one meanwhile.
     const TRIES: u32 = 20;
     let directory = tempfile::tempdir().unwrap();
     let mut fabric = fabric();
@@ -151,7 +151,7 @@ fn a_packet_under_suspicion_takes_many_turns() {
     assert!(turns.len() < TRIES as usize, "{turns:?} turns");
 }
 
-/// In how many turns a packet reaches a program whose calls were slow just now.
+/// How many turns a packet takes to a program of which two calls were slow, as far as that was measured.
 fn turns_under_suspicion(fabric: &mut Fabric, guest: &mut Guest, program: &UnixStream) -> u32 {
     const LEN: u32 = 60_000;
     let receive = || {
