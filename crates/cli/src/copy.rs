@@ -12,9 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use transfer::{
-    Arrived, Channel, LeftOver, Receive, Send, Source, Stop, Target, base_name, receive, send,
-};
+use transfer::{Arrived, Channel, LeftOver, Receive, Send, Source, Stop, Target, receive, send};
 use wire::agent::transfer::{Message, Options, Part, Start};
 use wire::agent::{CAPABILITY_TRANSFER, ErrorKind, Frame, OPERATION_CHANNEL};
 
@@ -229,7 +227,7 @@ impl Copy<'_> {
                     target,
                     id: self.id,
                     options: self.options,
-                    expected: Some(self.expected(sources)),
+                    expected: Some(sources.clone()),
                     resumed,
                 };
                 let (result, left) =
@@ -288,18 +286,6 @@ impl Copy<'_> {
             part,
             options: self.options,
             resumed,
-        }
-    }
-
-    /// The names under which the sources may come: whatever else comes is not theirs.
-    fn expected(&self, sources: &[Vec<u8>]) -> Vec<Vec<u8>> {
-        let name = |source: &Vec<u8>| {
-            use std::os::unix::ffi::OsStrExt;
-            base_name(std::path::Path::new(std::ffi::OsStr::from_bytes(source)))
-        };
-        match self.options.sync {
-            Some(_) => vec![b".".to_vec()],
-            None => sources.iter().map(name).collect(),
         }
     }
 

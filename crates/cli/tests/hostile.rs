@@ -15,7 +15,7 @@ use fake_daemon::FakeDaemon;
 use program::{ringdown, run_with};
 use terminal::Terminal;
 use wire::agent::job::{Answer, Ask, FileSystem, LogEntry, Stats};
-use wire::agent::transfer::{Message, Metadata, Totals};
+use wire::agent::transfer::{File, Message, Metadata, Part, Totals};
 use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, OPERATION_CHANNEL, Stream};
 
 /// What steers a terminal, in each of its ways, and what turns text around.
@@ -148,13 +148,7 @@ fn failing(_: &Frame<'_>, stream: &mut UnixStream) {
     messages.extend(std::iter::repeat_n(link, 600));
     messages.extend(std::iter::repeat_n(Message::Leave, 127));
     messages.extend([Message::End, Message::Finished]);
-    for message in messages {
-        let frame = Frame::Transfer(message)
-            .to_bytes(OPERATION_CHANNEL)
-            .unwrap();
-        // The client may have left.
-        let _ = stream.write_all(&frame);
-    }
+    say(stream, messages);
 }
 
 #[test]
@@ -172,6 +166,100 @@ fn an_agent_floods_no_terminal_with_the_paths_of_what_cannot_be_copied() {
         (100..200).contains(&lines) && len < 1_000_000,
         "{lines}, {len}"
     );
+}
+
+/// Sends a file, as one that may have holes and has this size, and of it no more than four bytes.
+fn send_file(stream: &mut UnixStream, name: &str, size: u64) {
+    let begun = Message::File(File {
+        name: name.into(),
+        metadata: Metadata::default(),
+        size: Some(size),
+        sparse: true,
+        identity: 1,
+        asks: false,
+    });
+    let chunk = Message::Chunk {
+        offset: 0,
+        len: 4,
+        checksum: xxhash_rust::xxh64::xxh64(b"four", 0),
+    };
+    let end = Message::EndOfFile {
+        size: 4,
+        digest: None,
+        changed: false,
+    };
+    say(stream, [begun, chunk]);
+    let _ = stream.write_all(b"four");
+    say(stream, [end]);
+}
+
+/// The client may have left.
+fn say(stream: &mut UnixStream, messages: impl IntoIterator<Item = Message>) {
+    for message in messages {
+        let frame = Frame::Transfer(message)
+            .to_bytes(OPERATION_CHANNEL)
+            .unwrap();
+        let _ = stream.write_all(&frame);
+    }
+}
+
+/// Sends of what is asked for `whole` as it is, `short` not to its end, another name in place of `other`, and nothing of all else.
+fn lying(request: &Frame<'_>, stream: &mut UnixStream) {
+    let Frame::Transfer(Message::Start(start)) = request else {
+        return;
+    };
+    let Part::Send { sources, .. } = &start.part else {
+        return;
+    };
+    say(stream, [Message::Announce(Totals::default())]);
+    for source in sources {
+        match source.as_slice() {
+            b"/srv/whole" => send_file(stream, "whole", 4),
+            b"/srv/short" => send_file(stream, "short", 1 << 20),
+            b"/srv/other" => send_file(stream, ".bashrc", 4),
+            b"/srv/refused" => say(
+                stream,
+                [Message::Skipped {
+                    path: source.clone(),
+                    reason: "no".to_owned(),
+                }],
+            ),
+            _ => {}
+        }
+    }
+    say(stream, [Message::End, Message::Finished]);
+}
+
+#[test]
+fn what_an_agent_leaves_out_or_cuts_short_is_an_error_that_names_it() {
+    const MISSING: &str = "/srv/none: it was asked for and did not come";
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let _uplink = hostile(&daemon, lying);
+    for (line, expected, arrived) in [
+        ("cp web:/srv/whole TO", "", &["whole"][..]),
+        ("cp web:/srv/none web:/srv/whole TO", MISSING, &["whole"]),
+        ("cp web:/srv/whole web:/srv/none TO", MISSING, &["whole"]),
+        ("cp web:/srv/none -", MISSING, &[]),
+        ("sync web:/srv/none TO", MISSING, &[]),
+        ("cp -r web: TO", ".: it was asked for", &[]),
+        ("cp web:/srv/short TO", "short: it ends after 4 bytes", &[]),
+        ("cp web:/srv/short -", "short: it ends after 4 bytes", &[]),
+        ("cp web:/srv/other TO", ".bashrc", &[]),
+        ("cp web:/srv/refused TO", "/srv/refused: no", &[]),
+    ] {
+        let files = tempfile::tempdir().unwrap();
+        let line = line.replace("TO", files.path().to_str().unwrap());
+        let words: Vec<&str> = line.split(' ').collect();
+        let outcome = run_with(daemon.runtime_dir(), &words);
+        let code = i32::from(!expected.is_empty());
+        assert_eq!(outcome.code, Some(code), "{line}: {}", outcome.err);
+        assert!(outcome.err.contains(expected), "{line}: {}", outcome.err);
+        let is_said = outcome.err.contains("did not come");
+        assert_eq!(is_said, expected.contains("it was asked"), "{line}");
+        let there = std::fs::read_dir(files.path()).unwrap();
+        let there: Vec<_> = there.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(there, arrived, "{line}");
+    }
 }
 
 /// Many more figures than were asked for, as fast as they go.

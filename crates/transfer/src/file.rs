@@ -11,6 +11,9 @@ use crate::error::Stop;
 /// What is read at once for a digest, in bytes.
 const DIGEST_PIECE: usize = 128 * 1024;
 
+/// The largest page of the architectures that Linux runs on, in bytes.
+const LARGEST_PAGE: u64 = 64 * 1024;
+
 /// What is said of a file that changed while it was read.
 pub(crate) const CHANGED: &str =
     "it changed while it was read: the copy may be neither the old nor the new content";
@@ -40,6 +43,14 @@ pub(crate) fn has_changed(before: &Stat, after: &Stat) -> bool {
 /// The size of a file.
 pub(crate) fn size(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
+}
+
+/// The size of a file, if its status says it. Files that the kernel makes up, as in /proc and /sys, say none or a page's and take no room: what
+/// they have is seen when they are read, as is what little there can be in a small file without room on the disk.
+pub(crate) fn known_size(stat: &Stat) -> Option<u64> {
+    let size = size(stat);
+    let is_made_up = allocated(stat) == 0 && size <= LARGEST_PAGE;
+    (!is_made_up).then_some(size)
 }
 
 /// How many bytes of a file are on the disk: less than its size if it has holes.

@@ -40,7 +40,7 @@ pub use observer::{Arrival, Observer, Silent};
 pub use partial::LeftOver;
 pub use receive::{Arrived, Receive, receive};
 pub use send::{Send, send};
-pub use source::{Source, base_name};
+pub use source::Source;
 
 #[cfg(test)]
 mod tests;

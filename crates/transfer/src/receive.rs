@@ -4,7 +4,11 @@ mod file;
 mod listing;
 mod place;
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use wire::agent::ErrorKind;
 use wire::agent::transfer::{
@@ -16,6 +20,7 @@ use crate::destination::Target;
 use crate::error::Stop;
 use crate::observer::{Arrival, Observer};
 use crate::partial::{LeftOver, Trouble};
+use crate::source::base_name;
 use file::Current;
 
 /// How many entries may be dealt with before the sender gets a report, while there is more to do.
@@ -36,7 +41,7 @@ pub struct Receive<'a> {
     pub id: [u8; 16],
     /// How.
     pub options: Options,
-    /// The names of the sources that were asked for, in their order; nothing else is taken then. If none, the sender knows what to send.
+    /// The paths that were asked for, in their order; nothing else is taken then, and all of it has to come. If none, the sender knows what to send.
     pub expected: Option<Vec<Vec<u8>>>,
     /// Whether there were connections before this one.
     pub resumed: bool,
@@ -55,6 +60,8 @@ pub struct Arrived {
     zeros: u64,
     /// What has been written of the content of a stream: its identity, and how much.
     stream: Option<(u64, u64)>,
+    /// Which of the sources that were asked for have come, or were said not to.
+    settled: BTreeSet<usize>,
 }
 
 impl Arrived {
@@ -94,6 +101,23 @@ pub fn receive(
     let result = receiver.run();
     let left = receiver.leave(&result);
     (result, left)
+}
+
+/// What is said of a source of which nothing came.
+const MISSING: &str = "it was asked for and did not come";
+
+/// A source as the sender names it.
+fn shown(source: &[u8]) -> &[u8] {
+    if source.is_empty() { b"." } else { source }
+}
+
+/// The name under which a source comes.
+fn top_name(source: &[u8], is_sync: bool) -> Vec<u8> {
+    if is_sync {
+        b".".to_vec()
+    } else {
+        base_name(Path::new(OsStr::from_bytes(source)))
+    }
 }
 
 /// What may come of what was announced.
@@ -165,6 +189,7 @@ impl Receiver<'_> {
                 Message::Remove { name } => self.remove(&name)?,
                 Message::Skipped { path, reason } => {
                     self.count_announced()?;
+                    self.settle_skipped(&path);
                     self.observer.failed(&path, &reason);
                 }
                 Message::End => return self.finish(),
@@ -271,9 +296,31 @@ impl Receiver<'_> {
                 )
             })?;
         }
+        self.name_missing();
         self.tell()?;
         self.channel.queue(Message::Finished)?;
         self.channel.flush()
+    }
+
+    /// A source that the sender says it cannot send is not missing.
+    fn settle_skipped(&mut self, path: &[u8]) {
+        let settled = &mut self.arrived.settled;
+        let sources = self.request.expected.iter().flatten().enumerate();
+        let found = sources
+            .filter(|(number, _)| !settled.contains(number))
+            .find(|(_, source)| shown(source) == path);
+        if let (true, Some((number, _))) = (self.levels.is_empty(), found) {
+            settled.insert(number);
+        }
+    }
+
+    /// Sources that were asked for, and of which the sender said nothing.
+    fn name_missing(&mut self) {
+        for (number, source) in self.request.expected.iter().flatten().enumerate() {
+            if !self.arrived.settled.contains(&number) {
+                self.observer.failed(shown(source), MISSING);
+            }
+        }
     }
 
     /// The directory that was entered last, or the destination.
@@ -296,10 +343,11 @@ impl Receiver<'_> {
             return Ok(name);
         }
         if let Some(expected) = &self.request.expected {
+            let is_sync = self.options.sync.is_some();
             let found = expected
                 .iter()
                 .skip(self.next_source)
-                .position(|expected| *expected == name);
+                .position(|source| top_name(source, is_sync) == name);
             let Some(place) = found else {
                 return Err(Stop::protocol(format!(
                     "it sends {:?}, which was not asked for",
@@ -338,6 +386,9 @@ impl Receiver<'_> {
             path,
             complete,
         };
+        if complete && position.path.is_empty() {
+            self.arrived.settled.insert(position.source as usize);
+        }
         self.observer.arrived(&position, arrival);
         self.arrived.position = Some(position);
     }

@@ -114,13 +114,7 @@ fn copy(sources: &[&Path], destination: &Path, options: Options) -> Outcome {
     let (one, other) = UnixStream::pair().unwrap();
     let expected = sources
         .iter()
-        .map(|path| {
-            if options.sync.is_some() {
-                b".".to_vec()
-            } else {
-                base_name(path)
-            }
-        })
+        .map(|path| path.as_os_str().as_encoded_bytes().to_vec())
         .collect();
     let place =
         Destination::open(destination, sources.len(), options.sync.is_some(), None).unwrap();

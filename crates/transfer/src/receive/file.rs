@@ -60,8 +60,6 @@ pub(super) struct Arriving {
 pub(super) struct Said {
     /// Its size, as far as it was said.
     size: Option<u64>,
-    /// Whether it may have holes, or end before that.
-    sparse: bool,
     /// What it may not exceed.
     limit: u64,
 }
@@ -86,10 +84,7 @@ impl Said {
         if size < end || size > self.size.unwrap_or(self.limit) {
             return Err(Stop::protocol("the end of a file is not where it can be"));
         }
-        // What the kernel makes up, as in /sys, may be shorter than it says, and takes no room where it is.
-        let missing = self
-            .size
-            .filter(|said| size < *said && !changed && !self.sparse);
+        let missing = self.size.filter(|said| size < *said && !changed);
         Ok(missing.map_or(Ok(()), |said| {
             Err(format!(
                 "it ends after {} of the {} that were said to come",
@@ -111,7 +106,6 @@ impl<'a> Receiver<'a> {
         let asks = begun.asks;
         let mut said = Said {
             size: begun.size,
-            sparse: begun.sparse,
             limit: self.options.max_size.unwrap_or(MAX_FILE_LEN),
         };
         let there = match self.request.target {
@@ -350,7 +344,10 @@ impl<'a> Receiver<'a> {
                 ..
             } => {
                 let ends = said.check_end(end, size, changed)?;
-                ends.map_err(|why| Stop::failed(ErrorKind::Unavailable, why))?;
+                ends.map_err(|why| {
+                    let name = String::from_utf8_lossy(&name);
+                    Stop::failed(ErrorKind::Unavailable, format!("{name}: {why}"))
+                })?;
                 self.fill(size - end)?;
                 self.complain_if_changed(&name, changed);
                 self.arrive(Some(&name), Some(Arrival::File { bytes }), true);

@@ -83,10 +83,9 @@ impl Receiver<'_> {
 
     /// A directory is complete: it gets its mode and its times.
     pub(super) fn exit(&mut self) -> Result<(), Stop> {
-        if !self.lost.is_empty() {
-            self.lost.pop();
+        if let Some(name) = self.lost.pop() {
             if self.lost.is_empty() {
-                self.arrive(None, None, true);
+                self.arrive(Some(&name), None, true);
             }
             return Ok(());
         }

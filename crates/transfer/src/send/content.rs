@@ -50,8 +50,7 @@ impl Sender<'_> {
         if kind(&stat) != FileType::RegularFile {
             return self.skip(&not_copied(kind(&stat)));
         }
-        // A size of zero may also be that of a file of /proc: what it has is seen when it is read.
-        let size = Some(file::size(&stat)).filter(|size| *size > 0);
+        let size = file::known_size(&stat);
         let sparse = size.is_some_and(|size| file::allocated(&stat) < size);
         let asks = std::mem::take(&mut self.asks);
         self.begin_file(file_message(
@@ -62,7 +61,7 @@ impl Sender<'_> {
             file::identity(&stat),
             asks,
         ))?;
-        let from = self.there_already(asks)?.min(size.unwrap_or(0));
+        let from = self.there_already(asks)?.min(size.unwrap_or(MAX_FILE_LEN));
         let path = self.described_path();
         self.observer.begins(&path, from);
         let read = self.send_content(&file, from, size, sparse)?;
@@ -139,7 +138,7 @@ impl Sender<'_> {
         sparse: bool,
     ) -> Result<Read, Stop> {
         let Some(size) = size else {
-            return self.send_range(file, 0, MAX_FILE_LEN);
+            return self.send_range(file, from, MAX_FILE_LEN);
         };
         if !sparse {
             return self.send_range(file, from, size);

@@ -3,6 +3,8 @@
 use std::io::Read;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use wire::agent::transfer::{Message, Metadata};
+
 use super::*;
 
 /// Passes bytes on until so many have passed, then ends both ways.
@@ -251,4 +253,46 @@ fn a_full_disk_is_told_before_the_first_byte_and_when_it_happens() {
     let error = place.check_room(&totals(11), Some(10)).unwrap_err();
     assert!(error.contains("10 bytes"), "{error}");
     assert!(place.check_room(&totals(10), Some(10)).is_ok());
+}
+
+/// A directory that could not be made is behind the walk once it is left, and what contains it is not.
+#[test]
+fn the_walk_goes_on_behind_a_directory_that_could_not_be_made() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("top")).unwrap();
+    fs::write(directory.path().join("top/blocked"), b"a file").unwrap();
+    let (one, other) = UnixStream::pair().unwrap();
+    let mut sender = channel(one.try_clone().unwrap());
+    let enter = |name: &[u8]| Message::Directory {
+        name: name.to_vec(),
+        metadata: Metadata::default(),
+    };
+    let words = [
+        Message::Announce(Totals::default()),
+        enter(b"top"),
+        enter(b"blocked"),
+        Message::Leave,
+    ];
+    words
+        .into_iter()
+        .for_each(|word| sender.queue(word).unwrap());
+    sender.flush().unwrap();
+    one.shutdown(std::net::Shutdown::Write).unwrap();
+    let place = Destination::open(directory.path(), 1, false, None).unwrap();
+    let request = Receive {
+        target: &Target::Place(place),
+        id: ID,
+        options: options(),
+        expected: Some(vec![b"/srv/top".to_vec()]),
+        resumed: false,
+    };
+    let (mut arrived, mut notes) = (Arrived::default(), Notes::default());
+    let (result, _) = receive(&mut channel(other), &request, &mut arrived, &mut notes);
+    assert!(matches!(result, Err(Stop::Broken(_))), "{result:?}");
+    let behind = Position {
+        source: 0,
+        path: vec![b"blocked".to_vec()],
+        complete: true,
+    };
+    assert_eq!(arrived.position, Some(behind));
 }

@@ -70,6 +70,21 @@ fn a_stream_takes_one_file_and_gives_one() {
     assert!(fs::read(at("out")).unwrap() == fs::read(at("fed")).unwrap());
 }
 
+/// A file of /sys says a page as its size, and has less (sysfs(5)); it is no file that ends early.
+#[test]
+fn a_file_that_the_kernel_makes_up_comes_as_it_is_read() {
+    let path = Path::new("/sys/kernel/uevent_seqnum");
+    let Ok(content) = fs::read(path) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let (_, receiver) = copy(&[path], directory.path(), options()).unwrap();
+    assert_eq!(receiver.failed, []);
+    let copied = fs::read(directory.path().join("uevent_seqnum")).unwrap();
+    // The number may have grown.
+    assert!(copied.len() >= content.len() && copied.ends_with(b"\n"));
+}
+
 /// The pipe that the content goes to is not read.
 #[test]
 fn a_stream_that_is_not_read_can_be_cancelled() {

@@ -100,17 +100,19 @@ fn a_hole_written_to_a_stream_does_not_keep_this_side_from_being_cancelled() {
 #[test]
 fn a_size_that_is_only_said_takes_no_room() {
     let (_root, jail, _) = place();
-    let dense = raw(&Message::File(File {
-        name: b"large".to_vec(),
-        metadata: metadata(0o644),
-        size: Some(64 << 20),
-        sparse: false,
-        identity: 1,
-        asks: false,
-    }));
+    let large = |sparse| {
+        raw(&Message::File(File {
+            name: b"large".to_vec(),
+            metadata: metadata(0o644),
+            size: Some(64 << 20),
+            sparse,
+            identity: 1,
+            asks: false,
+        }))
+    };
     let words = [
         announce(),
-        dense.clone(),
+        large(false),
         chunk(0, b"few"),
         raw(&Message::Cancel),
     ];
@@ -144,15 +146,17 @@ fn a_size_that_is_only_said_takes_no_room() {
     assert!(watch.1 * 512 < 1 << 20, "{} blocks were reserved", watch.1);
 
     // Nor does a file count whose size was said and that ends before, without having changed.
-    let short = [
-        announce(),
-        dense,
-        chunk(0, b"few"),
-        end_of(3),
-        raw(&Message::End),
-    ];
-    let (result, notes) = receive_from(short.concat(), &jail, options(), Some(&["large"]));
-    result.unwrap();
-    assert!(notes.failed[0].1.contains("64.0 MiB"), "{:?}", notes.failed);
-    assert_eq!(snapshot(&jail).len(), 0);
+    for sparse in [false, true] {
+        let short = [
+            announce(),
+            large(sparse),
+            chunk(0, b"few"),
+            end_of(3),
+            raw(&Message::End),
+        ];
+        let (result, notes) = receive_from(short.concat(), &jail, options(), Some(&["large"]));
+        result.unwrap();
+        assert!(notes.failed[0].1.contains("64.0 MiB"), "{:?}", notes.failed);
+        assert_eq!(snapshot(&jail).len(), 0);
+    }
 }
