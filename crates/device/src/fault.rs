@@ -12,7 +12,7 @@ pub const MAX_FAULT_CHARS: usize = 256;
 pub(crate) const NO_SHARED_MEMORY: &str =
     "the VMM shares no memory: give its memory backend share=on (see `ringdown args`)";
 
-/// The fault of a device whose driver notifies while no ring shows anything. It stays until the VMM is started again.
+/// The fault of a device whose driver notifies while no ring shows anything. It stays until something is seen, or the VMM is started again.
 pub const NOT_SHARED: &str = "the guest's driver runs and nothing that it writes is seen here, so its memory is probably not shared: give the VMM's memory backend share=on (see `ringdown args`)";
 
 /// Bytes that are no vhost-user, at the beginning.
@@ -84,6 +84,18 @@ impl LastFault {
     pub(crate) fn set_of_vmm(&mut self, fault: &dyn Display) {
         self.set(fault);
         self.of = Of::Vmm;
+    }
+
+    /// Nothing is seen of what the guest's driver writes.
+    pub(crate) fn is_unseen(&self) -> bool {
+        self.text.as_deref() == Some(NOT_SHARED)
+    }
+
+    /// What the guest's driver writes is seen.
+    pub(crate) fn seen(&mut self) {
+        if self.is_unseen() {
+            self.clear();
+        }
     }
 
     /// Another VMM is there.

@@ -28,7 +28,7 @@ use vhost::vhost_user::{
     VhostUserBackendReqHandlerMut,
 };
 
-use crate::fault::{NOT_VHOST_USER, fault_of};
+use crate::fault::{NOT_SHARED, NOT_VHOST_USER, fault_of};
 use crate::socket::{Listener, listen_for_vmm};
 
 use another::Another;
@@ -380,6 +380,7 @@ fn begin(
     keep: Option<&Keep>,
     before: Option<Before>,
 ) -> ProtocolResult<Begun> {
+    let is_unseen = before.as_ref().is_some_and(Before::is_unseen);
     let (kept, said) = match before {
         Some(before) => (Some(before.open), Some(before.said)),
         None => (
@@ -397,6 +398,11 @@ fn begin(
         return Ok((session, handler));
     };
     caller.call(Request::Speak)?;
+    if is_unseen {
+        let fault = NOT_SHARED;
+        tracing::warn!(vm = caller.identity.vm, "{fault}");
+        caller.call(Request::Suspect { fault })?;
+    }
     let features = said.features();
     session.resume(said)?;
     // The handler has a state of its own, which only messages change: it gets the features again, on a connection whose place the VMM's then takes.

@@ -172,6 +172,11 @@ impl Ring {
         self.is_kicked = true;
     }
 
+    /// Nothing that the guest writes was seen here before this ring was started, and so it counts as notified.
+    pub(crate) fn goes_on_unseen(&mut self) {
+        self.sight = Sight::Nothing;
+    }
+
     /// The guest has notified us, and nothing that it writes is seen here.
     pub(crate) fn is_out_of_sight(&self) -> bool {
         self.sight == Sight::Nothing
@@ -221,6 +226,7 @@ pub(crate) fn look<R: AsRef<Ring> + AsMut<Ring>>(
         Sight::Nothing => !ring.queue.is_fresh() || ring.queue.pending().unwrap_or(true),
         Sight::Unknown => !rings.iter().flatten().all(|ring| is_blank(ring.as_ref())),
     };
+    ring.queue.note_unseen(!is_seen);
     let mut was_seen = true;
     for (index, ring) in rings.iter_mut().enumerate() {
         let Some(ring) = ring.as_mut().map(AsMut::as_mut) else {

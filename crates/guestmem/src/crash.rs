@@ -49,6 +49,8 @@ points! {
     LedgerPublished,
     /// A message is being answered, or was.
     LedgerAnswering,
+    /// Whether what the driver writes is seen.
+    LedgerUnseen,
     /// A chain in the used ring.
     UsedHead,
     /// How much was written into it.

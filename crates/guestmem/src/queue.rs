@@ -328,6 +328,13 @@ impl Queue {
         either!(self, ring => ring.is_blank())
     }
 
+    /// Has a successor of this process know that nothing is seen of what the device's driver writes, or that it is; see [`Ledgers::is_unseen`].
+    pub fn note_unseen(&self, is_unseen: bool) {
+        if let Format::Split(ring) = &self.format {
+            ring.note_unseen(is_unseen);
+        }
+    }
+
     /// A digest of what only the driver writes while this queue is not used: the descriptors and, if split, the available ring, of a large queue at
     /// places all over it. It stays the same while a VM is paused. A guest that runs on without this queue, because its driver has let go of it,
     /// sooner or later uses the memory for something else.

@@ -30,6 +30,9 @@ impl Control {
                 (LineKind::Vsock, Some(LineProspect::Detached) | None) => {
                     "no VMM is connected: one that connects is served"
                 }
+                (LineKind::Vsock, Some(LineProspect::Unseen)) => {
+                    "its memory is probably not shared, so that nothing of its guest is seen: its VMM's connection goes on"
+                }
                 (LineKind::Vsock, Some(LineProspect::Ends)) => {
                     "its guest runs no split rings: without rings it goes on, with packed ones its VMM's connection ends"
                 }

@@ -180,6 +180,10 @@ impl Fabric {
         if is_taken_over {
             ring.take_over();
         }
+        let known = self.lines.get(id.0 as usize).and_then(Option::as_ref);
+        if known.is_some_and(|line| line.last_fault.is_unseen()) {
+            ring.goes_on_unseen();
+        }
         // Edge-triggered: each kick is an edge, and the counter need not be read back.
         self.reactor
             .add(&ring.kick, token, EventFlags::IN | EventFlags::ET)
@@ -220,10 +224,13 @@ impl Fabric {
         let Some(line) = self.line(id) else { return };
         match ring::look(&mut line.rings, index) {
             None => {}
-            Some(true) => self.rings_changed(id),
+            Some(true) => {
+                line.last_fault.seen();
+                self.rings_changed(id);
+            }
             Some(false) => {
                 tracing::warn!(vm = line.name, "{NOT_SHARED}");
-                line.last_fault.set(&NOT_SHARED);
+                line.last_fault.set_of_vmm(&NOT_SHARED);
                 self.forget_circuits(id);
             }
         }

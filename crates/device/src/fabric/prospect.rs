@@ -18,6 +18,8 @@ pub enum LineProspect {
     GoesOn,
     /// No VMM is connected.
     Detached,
+    /// Its VMM's connection goes on, and nothing of its guest is seen: its memory is not shared.
+    Unseen,
     /// It does not go on: its guest runs no split rings.
     Ends,
 }
@@ -41,6 +43,7 @@ impl Fabric {
         let lines = self.lines.iter().filter_map(|(_, line)| line.as_ref());
         let lines = lines.filter(|line| line.frontend.is_some());
         let prospect = |line: &LineIo| match line.attached {
+            true if line.last_fault.is_unseen() => LineProspect::Unseen,
             true if self.would_go_on(line) => LineProspect::GoesOn,
             true => LineProspect::Ends,
             false => LineProspect::Detached,

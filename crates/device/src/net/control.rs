@@ -106,6 +106,9 @@ impl NetFabric {
             .add(&ring.kick, token, EventFlags::IN | EventFlags::ET)
             .map_err(|error| format!("the ring's kick descriptor cannot be waited on: {error}"))?;
         let port = &mut self.ports[number];
+        if port.last_fault.is_unseen() {
+            ring.goes_on_unseen();
+        }
         port.set_features(start.features);
         port.first_base = match start.setup.packed {
             true => FIRST_PACKED_BASE,
@@ -130,11 +133,14 @@ impl NetFabric {
         };
         match ring::look(&mut port.rings, index) {
             None => {}
-            Some(true) => port.forget_fault(),
+            Some(true) => {
+                port.last_fault.seen();
+                port.forget_fault();
+            }
             Some(false) => {
                 let network = &self.networks[port.network].name;
                 tracing::warn!(vm = port.vm, network, "{NOT_SHARED}");
-                port.last_fault.set(&NOT_SHARED);
+                port.last_fault.set_of_vmm(&NOT_SHARED);
             }
         }
     }

@@ -98,6 +98,24 @@ impl Guest {
         Guest::begin(socket, FEATURES | FEATURE_PROTOCOL)
     }
 
+    /// Stops the rings, as for a pause.
+    pub fn stop_rings(&self, fabric: &mut Fabric) {
+        // A header of three numbers of 32 bits, and where a ring would go on.
+        const REPLY_LEN: usize = 20;
+        let none: [BorrowedFd<'_>; 0] = [];
+        for index in [RX, TX] {
+            let ring = quads(&[index as u64]);
+            send(&self.vmm, request::GET_VRING_BASE, &ring, &none);
+        }
+        let mut replies = Vec::new();
+        self.vmm.set_nonblocking(true).unwrap();
+        turn_until(fabric, "the rings are stopped", |_| {
+            let _ = (&self.vmm).take(64).read_to_end(&mut replies);
+            replies.len() == 2 * REPLY_LEN
+        });
+        self.vmm.set_nonblocking(false).unwrap();
+    }
+
     /// Kicks before it says anything else of its rings, and enables them at the end, as Alioth does.
     pub fn start_kick_first(&self) {
         let rings = [RX, TX];

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use device::{Fabric, LineConfig, NewLine};
+use device::{Fabric, LineConfig, LineProspect, NOT_SHARED, NewLine};
 use keeper::{Holder, Keeper, KeeperError};
 use wire::vsock::Operation;
 
@@ -191,6 +191,50 @@ fn a_guest_that_is_paused_meanwhile_has_its_circuits_reset_when_it_goes_on() {
     turn_until(&mut second.0, "the circuit is reset", |_| {
         guest.given_back(RX) > before
     });
+}
+
+/// A guest that notifies while its rings stay blank, as they do in memory that is not shared.
+#[test]
+fn that_nothing_of_a_guest_is_seen_is_known_after_a_restart_and_a_pause() {
+    let host = Host::new();
+    let mut daemon = host.fabric();
+    let mut guest = Guest::connect_without_rings(&host.socket());
+    guest.start_kick_first();
+    runs(&mut daemon.0);
+    guest.kick(TX);
+    let is_unseen = |fabric: &Fabric| {
+        let line = &fabric.lines()[0];
+        let prospects = fabric.line_prospects();
+        line.last_fault.as_deref() == Some(NOT_SHARED)
+            && !line.report.up
+            && prospects.values().eq([&LineProspect::Unseen])
+    };
+    turn_until(&mut daemon.0, "it is found out", |fabric| is_unseen(fabric));
+    let turn = |fabric: &mut Fabric| fabric.turn(Some(Duration::from_millis(1))).unwrap();
+    for is_paused in [false, true, false] {
+        if is_paused {
+            guest.stop_rings(&mut daemon.0);
+        }
+        end(daemon, &[&guest]);
+        daemon = host.fabric();
+        guest.wait_for_answer(|| turn(&mut daemon.0));
+        assert!(is_unseen(&daemon.0), "after a restart: {is_paused}");
+        if !is_paused {
+            guest.stop_rings(&mut daemon.0);
+        }
+        guest.start_kick_first();
+        guest.wait_for_answer(|| turn(&mut daemon.0));
+        assert!(is_unseen(&daemon.0), "after a pause: {is_paused}");
+    }
+    let buffer = guest.buffer(4096);
+    guest.offer(RX, buffer, 1);
+    guest.kick(RX);
+    runs(&mut daemon.0);
+    assert_eq!(daemon.0.lines()[0].last_fault, None);
+    end(daemon, &[&guest]);
+    let mut next = host.fabric();
+    runs(&mut next.0);
+    assert_eq!(next.0.lines()[0].last_fault, None);
 }
 
 #[test]

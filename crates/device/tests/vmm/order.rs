@@ -1,6 +1,5 @@
 //! VMMs that say what there is to say of a ring in an order of their own.
 
-use std::io::Read;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -11,9 +10,6 @@ use wire::vsock::Operation;
 use crate::guest::{Guest, RX, TX, quads, request, send};
 use crate::turns::header;
 use crate::{config, fabric, turn_until};
-
-/// A header of three numbers of 32 bits, and where a ring would go on.
-const REPLY_LEN: usize = 20;
 
 /// vhost-user, "Protocol features".
 const PROTOCOL_FEATURE_RESET_DEVICE: u64 = 1 << 13;
@@ -59,17 +55,7 @@ fn a_ring_that_is_kicked_before_it_is_set_up_starts_when_it_is_enabled() {
         runs(fabric);
 
         // Stopped rings are set up anew.
-        let none: [BorrowedFd<'_>; 0] = [];
-        for index in [RX, TX] {
-            let ring = quads(&[index as u64]);
-            send(&guest.vmm, request::GET_VRING_BASE, &ring, &none);
-        }
-        let mut replies = Vec::new();
-        guest.vmm.set_nonblocking(true).unwrap();
-        turn_until(fabric, "the rings are stopped", |_| {
-            let _ = (&guest.vmm).take(64).read_to_end(&mut replies);
-            replies.len() == 2 * REPLY_LEN
-        });
+        guest.stop_rings(fabric);
         guest.start_kick_first();
         calls(fabric, guest, directory);
     });

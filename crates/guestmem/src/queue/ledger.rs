@@ -21,8 +21,12 @@ const MARKS: usize = 8;
 const SIZE: usize = 0;
 const PUBLISHED: usize = 2;
 
-/// Bytes before the first queue's: the flag of [`Ledgers::set_answering`].
+/// Bytes before the first queue's: what is of the device as a whole.
 const HEADER_BYTES: usize = 4096;
+/// The flag of [`Ledgers::set_answering`].
+const ANSWERING: usize = 0;
+/// Whether a queue's driver has notified, and nothing that it writes was seen.
+const UNSEEN: usize = 4;
 
 /// Bytes of one queue. Those that are never written cost no memory.
 const QUEUE_BYTES: usize = MARKS + 8 * MAX_QUEUE_SIZE as usize;
@@ -52,9 +56,7 @@ impl Ledgers {
             file,
             file_offset: 0,
         }])?;
-        let no_place = MemoryError::NotMapped { address: 0 };
-        let header = super::area(&memory, "ledger", 0, HEADER_BYTES, 8);
-        let header = header.map_err(|_| no_place)?;
+        let header = header(&memory).ok_or(MemoryError::NotMapped { address: 0 })?;
         Ok(Ledgers { memory, header })
     }
 
@@ -64,6 +66,7 @@ impl Ledgers {
         let area = super::area(&self.memory, "ledger", start as u64, QUEUE_BYTES, 8);
         let area = area.ok()?;
         Some(Ledger {
+            header: header(&self.memory)?,
             area,
             found,
             taken: 0,
@@ -74,7 +77,7 @@ impl Ledgers {
     pub fn set_answering(&self, is_answering: bool) {
         self.header.publish_u32(
             Point::LedgerAnswering,
-            0,
+            ANSWERING,
             is_answering.into(),
             Ordering::Release,
         );
@@ -82,7 +85,12 @@ impl Ledgers {
 
     /// Whether the process before ended in the middle of an answer.
     pub fn is_answering(&self) -> bool {
-        self.header.load_u32(0, Ordering::Acquire) != 0
+        self.header.load_u32(ANSWERING, Ordering::Acquire) != 0
+    }
+
+    /// Whether nothing is seen of what the device's driver writes, as far as a process has found out.
+    pub fn is_unseen(&self) -> bool {
+        self.header.load_u32(UNSEEN, Ordering::Acquire) != 0
     }
 }
 
@@ -110,6 +118,7 @@ pub struct Positions {
 /// The ledger of one split queue.
 #[derive(Debug)]
 pub struct Ledger {
+    header: Area,
     area: Area,
     found: Found,
     /// Chains taken, by this process.
@@ -189,12 +198,22 @@ impl Ledger {
             .publish_u64(Point::LedgerClear, mark(head), 0, Ordering::Release);
     }
 
+    /// Notes that nothing is seen of what the device's driver writes, or that it is.
+    pub(super) fn note_unseen(&self, is_unseen: bool) {
+        let (at, order) = (Point::LedgerUnseen, Ordering::Release);
+        self.header.publish_u32(at, UNSEEN, is_unseen.into(), order);
+    }
+
     /// The marks of what is in the used ring up to here are away.
     #[inline]
     pub(super) fn set_published(&self, used: u16) {
         self.area
             .publish_u16(Point::LedgerPublished, PUBLISHED, used, Ordering::Release);
     }
+}
+
+fn header(memory: &GuestMemory) -> Option<Area> {
+    super::area(memory, "ledger", 0, HEADER_BYTES, 8).ok()
 }
 
 fn mark(head: u16) -> usize {

@@ -330,6 +330,12 @@ impl Split {
         }
     }
 
+    pub(super) fn note_unseen(&self, is_unseen: bool) {
+        if let Some(ledger) = &self.ledger {
+            ledger.note_unseen(is_unseen);
+        }
+    }
+
     pub(super) fn defer_marks(&mut self) {
         self.defers_marks = true;
     }

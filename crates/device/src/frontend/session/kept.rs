@@ -366,6 +366,11 @@ impl Before {
     pub(in crate::frontend) fn features(&self) -> u64 {
         self.said.record.features.unwrap_or(0)
     }
+
+    /// Whether the predecessor saw nothing of what the guest's driver writes.
+    pub(in crate::frontend) fn is_unseen(&self) -> bool {
+        self.open.ledgers.is_unseen()
+    }
 }
 
 impl Said {
