@@ -30,7 +30,7 @@ const TURN_AT: usize = 24;
 /// What such a file begins with: these letters, and the number of its shape.
 const LETTERS: [u8; 7] = *b"journal";
 /// Which shape a journal and its records have.
-pub const SHAPE: u8 = 2;
+pub const SHAPE: u8 = 3;
 const MAGIC: u64 = {
     let [a, b, c, d, e, f, g] = LETTERS;
     u64::from_le_bytes([a, b, c, d, e, f, g, SHAPE])
@@ -172,14 +172,16 @@ impl Journal {
             return None;
         }
         let mut bytes = Vec::with_capacity(len.next_multiple_of(8));
+        let mut found = Checksum::of(self.turn_of(newest), index, len);
         for word in 0..len.div_ceil(8) {
             let word = self
                 .area
                 .load_u64(newest + 16 + 8 * word, Ordering::Relaxed);
+            found.add(word);
             bytes.extend(word.to_le_bytes());
         }
         bytes.truncate(len);
-        (checksum_of(self.turn_of(newest), index, &bytes) == checksum).then_some(bytes)
+        (found.get() == checksum).then_some(bytes)
     }
 
     /// Replaces the record at this index by another one, or without bytes by none, from the next [`commit`](Self::commit) on. Returns whether there is room for it.
@@ -213,20 +215,29 @@ impl Journal {
             record.len() as u32,
             Ordering::Relaxed,
         );
-        let checksum = checksum_of(next, index, record);
+        let mut checksum = Checksum::of(next, index, record.len());
+        let mut at = place + 16;
+        let mut publish = |word| {
+            checksum.add(word);
+            area.publish_u64(Point::JournalWord, at, word, Ordering::Relaxed);
+            at += 8;
+        };
+        let words = record.chunks_exact(8);
+        let rest = words.remainder();
+        for word in words {
+            publish(u64::from_le_bytes(word.try_into().unwrap_or_default()));
+        }
+        if !rest.is_empty() {
+            let mut word = [0; 8];
+            word[..rest.len()].copy_from_slice(rest);
+            publish(u64::from_le_bytes(word));
+        }
         area.publish_u32(
             Point::JournalChecksum,
             place + 12,
-            checksum,
+            checksum.get(),
             Ordering::Relaxed,
         );
-        for (number, chunk) in record.chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            let at = place + 16 + 8 * number;
-            let word = u64::from_le_bytes(word);
-            area.publish_u64(Point::JournalWord, at, word, Ordering::Relaxed);
-        }
         self.is_touched = true;
         true
     }
@@ -255,9 +266,27 @@ fn place(index: usize, which: usize) -> usize {
     HEADER_BYTES + (2 * index + which) * PLACE_BYTES
 }
 
-fn checksum_of(turn: u64, index: usize, record: &[u8]) -> u32 {
-    let seed = crc32c::crc32c(&turn.to_le_bytes());
-    crc32c::crc32c_append(crc32c::crc32c_append(seed, &index.to_le_bytes()), record)
+/// Of a record's turn, index, length and words. Each step is a bijection of what came before, so that a change of one word changes the 64 bits in any case; against
+/// forgery it is no help, and need not be: only daemons write a journal.
+struct Checksum(u64);
+
+impl Checksum {
+    fn of(turn: u64, index: usize, len: usize) -> Checksum {
+        let mut checksum = Checksum(0);
+        checksum.add(turn);
+        checksum.add((index as u64) << 32 | len as u64);
+        checksum
+    }
+
+    fn add(&mut self, word: u64) {
+        // The odd number is of SplitMix64 (Steele, Lea, Flood 2014).
+        let mixed = (self.0 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+
+    fn get(&self) -> u32 {
+        self.0 as u32
+    }
 }
 
 #[cfg(test)]

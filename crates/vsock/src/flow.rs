@@ -1,16 +1,15 @@
 //! One direction of a circuit: counting bytes, credit and packets.
 
-use serde::{Deserialize, Serialize};
-
 use crate::Limits;
 use crate::tuning::Tuning;
 
 #[cfg(test)]
 #[path = "flow/tests/modulo.rs"]
 mod modulo;
+mod record;
 
 /// How a flow stands with respect to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// More may come.
     Open,
@@ -39,7 +38,7 @@ const MIN_MESSAGE_PART: u32 = 2048;
 pub(crate) struct CreditBroken;
 
 /// The counts of one direction. All counters of bytes are modulo 2^32.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub(crate) struct Flow {
     /// Bytes that the source has handed over.
     received: u32,
@@ -63,7 +62,6 @@ pub(crate) struct Flow {
     packets: PacketsInFlight,
     /// Questions to a silent receiver since data was last sent to it.
     pub(crate) asked: u32,
-    #[serde(skip)]
     pub(crate) tuning: Tuning,
     pub(crate) end: Ending,
     /// The destination takes no more.
@@ -336,7 +334,7 @@ impl Flow {
 /// How many packets a guest may still have in its queue, counted in two generations: when the last byte of the older
 /// one is acknowledged, its packets are gone and the newer one becomes the older. It never counts too few, and needs
 /// no list.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default)]
 struct PacketsInFlight {
     older: u32,
     older_end: u32,

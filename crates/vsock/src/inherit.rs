@@ -7,7 +7,6 @@
 use std::collections::{HashMap, HashSet};
 
 use policy::{LineId, Time};
-use serde::{Deserialize, Serialize};
 use wire::vsock::{Header, Operation};
 
 use crate::call::Destination;
@@ -36,7 +35,7 @@ pub struct Record<'a> {
 }
 
 /// A reset that a guest is to be sent for a packet of no circuit, such as for a call that is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnsentReset {
     port: u32,
     peer_cid: u64,
@@ -253,6 +252,30 @@ impl Switch {
 }
 
 impl UnsentReset {
+    /// How long it is as bytes.
+    pub const BYTES: usize = 18;
+
+    /// Its numbers, little-endian, in their order.
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..4].copy_from_slice(&self.port.to_le_bytes());
+        bytes[4..12].copy_from_slice(&self.peer_cid.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.peer_port.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.socket_type.to_le_bytes());
+        bytes
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) gave. Any bytes are one.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> UnsentReset {
+        let [a, b, c, d, peer_cid @ .., e, f, g, h, i, j] = *bytes;
+        UnsentReset {
+            port: u32::from_le_bytes([a, b, c, d]),
+            peer_cid: u64::from_le_bytes(peer_cid),
+            peer_port: u32::from_le_bytes([e, f, g, h]),
+            socket_type: u16::from_le_bytes([i, j]),
+        }
+    }
+
     pub(crate) fn header(self, cid: u64) -> Header {
         Header {
             src_cid: self.peer_cid,

@@ -14,10 +14,10 @@ use guestmem::journal::{Journal, MAX_RECORD_BYTES, SHAPE};
 use guestmem::queue::{Chain, Positions};
 use keeper::Keeper;
 use policy::LineId;
-use serde::{Deserialize, Serialize};
 use vsock::{CircuitId, Event, Inherited, Reason, Record, Side, UnsentReset};
 use wire::vsock::{HEADER_LEN, Header, Operation};
 
+use self::line_record::LineRecord;
 use super::Fabric;
 use super::park::PARKED_PIECES;
 use super::tx::Packet;
@@ -27,14 +27,13 @@ use crate::journals::KeptJournal;
 use crate::line::{LineIo, StoppedRing};
 use crate::vsock::{FEATURE_SEQPACKET, RINGS, RX, TX};
 
+mod line_record;
+
 /// Circuits that may be written down; further ones end with this process. Lines have room for as many.
 const CIRCUITS: usize = 1 << 18;
 
 /// What a guest has done whose parked packets are more than could be parked.
 const GROWN: &str = "descriptors that the device has were changed";
-
-/// Resets that are written down of a line: it is sent them as soon as it has room.
-const RESETS: usize = 8;
 
 /// How often a fabric checks whether the daemon has started.
 const START_INTERVAL: Duration = Duration::from_millis(1);
@@ -48,25 +47,13 @@ const JOURNAL: KeptJournal = KeptJournal {
     loss: "circuits end",
 };
 
-/// What is written down of a line.
-#[derive(Debug, Serialize, Deserialize)]
-struct LineRecord<'a> {
-    /// The VM, by its full name.
-    vm: &'a str,
-    /// How often it has gone down: circuits of an earlier epoch are over.
-    epoch: u32,
-    /// How many chains of each ring were taken and given back.
-    rings: [Option<(u16, u16)>; RINGS],
-    /// What it is to be sent for packets of no circuit.
-    resets: Vec<UnsentReset>,
-}
-
 /// What a fabric writes down, and what another has written down before.
 #[derive(Debug, Default)]
 pub(super) struct Handover {
     /// Its journal, until this fabric goes on with it.
     before: Option<Before>,
-    journal: Option<Journal>,
+    /// Boxed, as it is taken out for each turn.
+    journal: Option<Box<Writer>>,
     /// Lines of which something has changed, beside those with something to publish.
     changed: Vec<LineId>,
     /// Payload that circuits have left in the rings of a line that goes on, in bytes: until it is found there.
@@ -74,6 +61,13 @@ pub(super) struct Handover {
     taken_over: Option<TakenOver>,
     /// The circuits that the next fabric goes on with, once everything is left to it.
     pub(super) left: Option<HashSet<CircuitId>>,
+}
+
+/// A journal, and room to put a record together.
+#[derive(Debug)]
+struct Writer {
+    journal: Journal,
+    room: [u8; MAX_RECORD_BYTES],
 }
 
 /// What a fabric has taken over from the one before it.
@@ -118,14 +112,14 @@ impl Before {
             let Some(bytes) = journal.read(index) else {
                 continue;
             };
-            let Ok(record) = postcard::from_bytes::<LineRecord<'_>>(&bytes) else {
+            let Some((record, resets)) = LineRecord::read(&bytes) else {
                 continue;
             };
             let positions = |(available, used)| Positions { available, used };
             let line = LineBefore {
                 id: LineId((index / 2) as u32),
                 epoch: record.epoch,
-                resets: record.resets,
+                resets,
                 positions: record.rings.map(|ring| ring.map(positions)).to_vec(),
             };
             lines.insert(record.vm.to_owned(), line);
@@ -216,7 +210,8 @@ impl Fabric {
         self.switch.record_changes();
         crash::point(Point::TakeOver);
         self.inherit(&mut journal, &before.lines);
-        self.handover.journal = Some(journal);
+        let room = [0; MAX_RECORD_BYTES];
+        self.handover.journal = Some(Box::new(Writer { journal, room }));
         let lines = self.lines.iter_mut().filter_map(|(_, line)| line.as_mut());
         for ring in lines.flat_map(|line| line.rings.iter_mut().flatten()) {
             ring.queue.defer_marks();
@@ -266,7 +261,7 @@ impl Fabric {
             let Some((line, _)) = lines.get(&was.id) else {
                 continue;
             };
-            for reset in was.resets.iter().take(RESETS) {
+            for reset in &was.resets {
                 self.switch.inherit_reset(*line, *reset);
             }
         }
@@ -342,11 +337,11 @@ impl Fabric {
         for index in 0..self.touched.len() {
             self.note_line(self.touched[index].0);
         }
-        let Some(mut journal) = self.handover.journal.take() else {
+        let Some(mut writer) = self.handover.journal.take() else {
             return;
         };
+        let Writer { journal, room } = &mut *writer;
         let mut changed = std::mem::take(&mut self.handover.changed);
-        let mut room = [0; MAX_RECORD_BYTES];
         for id in changed.drain(..) {
             if let Some(line) = self.line(id) {
                 line.is_noted = false;
@@ -354,7 +349,7 @@ impl Fabric {
                     ring.queue.mark_out(ring.held.len() as u16);
                 }
             }
-            let record = self.line_record(id, &mut room);
+            let record = self.line_record(id, room);
             journal.write(line_index(id), record.unwrap_or_default());
         }
         self.handover.changed = changed;
@@ -372,26 +367,21 @@ impl Fabric {
             journal.write(circuit_index(index), record);
         });
         journal.commit();
-        self.handover.journal = Some(journal);
+        self.handover.journal = Some(writer);
     }
 
-    fn line_record<'a>(&self, id: LineId, room: &'a mut [u8]) -> Option<&'a [u8]> {
+    fn line_record<'a>(
+        &self,
+        id: LineId,
+        room: &'a mut [u8; MAX_RECORD_BYTES],
+    ) -> Option<&'a [u8]> {
         let line = self.lines.get(id.0 as usize)?.as_ref()?;
-        let mut record = LineRecord {
+        let record = LineRecord {
             vm: &line.name,
             epoch: self.switch.epoch(id),
             rings: [0, 1, 2].map(|index| ring_record(line, index)),
-            resets: self.switch.unsent_resets(id).take(RESETS).collect(),
         };
-        let len = match postcard::to_slice(&record, room) {
-            Ok(written) => written.len(),
-            // With a long name.
-            Err(_) => {
-                record.resets.clear();
-                postcard::to_slice(&record, room).ok()?.len()
-            }
-        };
-        room.get(..len)
+        record.write(self.switch.unsent_resets(id), room)
     }
 
     /// Leaves everything to a successor, as it stands.

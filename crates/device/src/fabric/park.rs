@@ -41,7 +41,6 @@ impl Fabric {
             header,
         } = packet;
         let entries = usize::from(chain.entries);
-        self.note_line(line);
         let Some(circuit) = self.circuit(id) else {
             return;
         };
@@ -53,9 +52,11 @@ impl Fabric {
             flags: header.flags,
             weight,
         });
-        if let Some(line) = self.line(line) {
-            line.parked += entries;
-            line.parked_weight += weight;
+        let Some(known) = self.line(line) else { return };
+        known.parked += entries;
+        known.parked_weight += weight;
+        if !known.is_noted {
+            self.note_line(line);
         }
     }
 

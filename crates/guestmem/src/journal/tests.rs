@@ -140,7 +140,7 @@ fn the_file_is_of_its_shape() {
     let mut header = [0; 32];
     arena.read(0, &mut header);
     let numbers = [RECORDS as u64, 2, 1].map(u64::to_le_bytes).concat();
-    assert_eq!(header[..], [&b"journal\x02"[..], &numbers].concat());
+    assert_eq!(header[..], [&b"journal\x03"[..], &numbers].concat());
     let mut first = [0; 24];
     arena.read(4096 + 2 * 320, &mut first);
     let bytes = [&1u64.to_le_bytes()[..], &[8, 0, 0, 0], &[0; 4], b"a record"].concat();

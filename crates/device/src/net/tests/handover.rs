@@ -156,7 +156,7 @@ fn a_network_that_is_removed_leaves_nothing() {
 
 /// What records look like in each shape: of either kind of address, and of a link.
 const SHAPES: [(u8, [&str; 3]); 1] = [(
-    2,
+    3,
     [
         "036c616e01037765620005020000000001ac02",
         "036c616e0001ff1ffd00000000000000000000000000005000",
