@@ -384,6 +384,41 @@ fn a_directory_that_is_held_up_later_costs_its_own_vm_alone() {
     }
 }
 
+#[test]
+fn a_hybrid_vm_whose_directory_is_held_up_gets_its_sockets_afterwards() {
+    let poor = format!("{GOOD}[[vm]]\nname = \"poor\"\nhybrid = \"POOR/s\"\n");
+    let mut host = Host::new(&poor);
+    host.serve();
+    let Some(held) = HeldDirectory::at(&host.vms().join("poor")).unwrap() else {
+        return;
+    };
+    let path = host.of_poor("other");
+    let added = host.run(&["vm", "add", "new", "--hybrid", path.to_str().unwrap()]);
+    assert_eq!(added.code, Some(1), "{}", added.out);
+    assert!(added.err.contains("has not answered in"), "{}", added.err);
+    host.write(&format!(
+        "{poor}[[service]]\nname = \"s\"\nport = 7000\nto = \"tcp:127.0.0.1:9\"\n"
+    ));
+    let reloaded = host.run(&["reload"]);
+    assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
+    let fault = "its guest cannot call port 7000 of the host";
+    let is_said = |command: &[&str]| {
+        let outcome = host.run(command);
+        outcome.out.contains(fault) || outcome.err.contains(fault)
+    };
+    eventually("vm ls does not say it", || is_said(&["vm", "ls"]));
+    assert!(is_said(&["check"]));
+    assert_eq!(host.unavailable("poor"), None);
+    // What is added meanwhile does not end a VM that is served.
+    assert_eq!(host.run(&["vm", "add", "newer"]).code, Some(0));
+    assert_eq!(host.unavailable("poor"), None);
+    drop(held);
+    eventually("the socket is not made", || {
+        UnixStream::connect(host.of_poor("s_7000")).is_ok()
+    });
+    eventually("it is still said", || !is_said(&["vm", "ls"]));
+}
+
 /// As `/run` is a mount: the process that looks there has the table of mounts, which says that it is not FUSE.
 #[test]
 fn sockets_are_made_beyond_a_mount() {

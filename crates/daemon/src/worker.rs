@@ -246,11 +246,7 @@ impl Worker {
         commit: Commit,
     ) -> Result<Vec<LineFault>, LineFault> {
         let removed = change.removed.clone();
-        let leaves_out = change.leaves_out;
-        let Changed {
-            ended,
-            mut left_out,
-        } = self.change_lines(change, added, commit)?;
+        let Changed { ended, left_out } = self.change_lines(change, added, commit)?;
         if ended > 0 {
             tracing::info!(circuits = ended, "ended what is not allowed any more");
         }
@@ -277,9 +273,6 @@ impl Worker {
             // Where a directory's owner holds its lock, the sockets come later.
             let _ = done.recv_timeout(SOCKETS_PATIENCE);
         }
-        if leaves_out {
-            left_out.extend(self.orders.ask(Fabric::refused_ports).unwrap_or_default());
-        }
         Ok(left_out.into_iter().map(line_fault).collect())
     }
 }
@@ -292,7 +285,8 @@ impl LineWorker for Worker {
         for spec in std::mem::take(&mut change.added) {
             let vm = spec.full_name();
             let prepared = self.prepare_line(spec).and_then(|prepared| {
-                let made = prepared.0.make_sockets(&mut bound);
+                let (services, policy) = (&change.services, &change.policy.policy);
+                let made = prepared.0.make_sockets(&mut bound, services, policy);
                 made.map_err(|error| line_error(&vm, error))?;
                 Ok(prepared)
             });

@@ -10,7 +10,7 @@ use keeper::Keeper;
 use rustix::net::SocketType;
 
 use crate::frontend::VmmListener;
-use crate::socket::{Listener, listen_for, paths_for_programs};
+use crate::socket::{Listener, listen_for, paths_for_programs, port_path};
 
 /// Bound sockets by their paths. Those that are not taken are closed when this is dropped.
 #[derive(Debug, Default)]
@@ -18,6 +18,7 @@ pub struct Bound {
     group: Option<u32>,
     keeper: Option<Arc<Keeper>>,
     for_programs: HashMap<PathBuf, Listener>,
+    for_calls: HashMap<PathBuf, Listener>,
     for_vmms: HashMap<PathBuf, VmmListener>,
 }
 
@@ -58,6 +59,33 @@ impl Bound {
         }
         self.for_programs.extend(made);
         Ok(())
+    }
+
+    /// Binds the sockets at which a hybrid VM's guest calls these ports, but for those where another program listens.
+    ///
+    /// # Errors
+    /// As [`add_line`](Self::add_line), of the first that cannot be had: where a directory is held up, each would take as long.
+    pub(crate) fn add_calls(
+        &mut self,
+        vmm: &Path,
+        ports: impl IntoIterator<Item = u32>,
+    ) -> Result<(), (PathBuf, io::Error)> {
+        let mut made = Vec::new();
+        for port in ports {
+            let path = port_path(vmm, port);
+            match listen_for(None, &path, SocketType::STREAM) {
+                Ok(listener) => made.push((path, listener)),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err((path, error)),
+            }
+        }
+        self.for_calls.extend(made);
+        Ok(())
+    }
+
+    /// Takes the socket for a guest's calls at this path, if it was bound.
+    pub(crate) fn for_calls(&mut self, path: &Path) -> Option<Listener> {
+        self.for_calls.remove(path)
     }
 
     /// Binds the socket to which the VMM of this VM connects, for its line or for its port in a network.

@@ -59,8 +59,10 @@ pub(crate) struct LineIo {
     pub(crate) hybrid_listeners: BTreeMap<u32, Listener>,
     /// The ports at which it is about to listen for that.
     pub(crate) hybrid_asked: BTreeSet<u32>,
-    /// Where it could not listen for that, and why.
-    pub(crate) hybrid_refused: Option<(u32, io::Error)>,
+    /// Where it could not listen for that, and why. It is tried again until it does.
+    pub(crate) hybrid_refused: BTreeMap<u32, io::Error>,
+    /// Its thread waits for the next time.
+    pub(crate) hybrid_waits: bool,
     /// A VMM is connected.
     pub(crate) attached: bool,
     pub(crate) last_fault: LastFault,
@@ -141,7 +143,8 @@ impl LineIo {
             carrier: None,
             hybrid_listeners: BTreeMap::new(),
             hybrid_asked: BTreeSet::new(),
-            hybrid_refused: None,
+            hybrid_refused: BTreeMap::new(),
+            hybrid_waits: false,
             attached: false,
             last_fault: LastFault::default(),
             rings: Default::default(),
@@ -188,6 +191,20 @@ impl LineIo {
         let hybrid = std::mem::take(&mut self.hybrid_listeners).into_values();
         let files = listeners.chain(hybrid.map(|listener| listener.file));
         files.chain(vmm).collect()
+    }
+
+    /// What the guest of a hybrid line cannot call is a fault of the line, as long as it cannot.
+    pub(crate) fn note_refused(&mut self) {
+        let first = self.hybrid_refused.first_key_value();
+        let Some((vmm, (port, error))) = self.vmm.as_deref().zip(first) else {
+            return self.last_fault.clear();
+        };
+        let path = port_path(vmm, *port);
+        let fault = format!(
+            "its guest cannot call port {port} of the host, and it is tried again: cannot make a socket at {}: {error}",
+            path.display()
+        );
+        self.last_fault.set(&fault);
     }
 
     /// The thread for paths that others can make slow.

@@ -197,6 +197,7 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
     let about = "guests";
     let name = vm.full_name();
     let found = format!("{name}: {}", vm.state_in_words());
+    let is_hybrid = vm.kind == LineKind::Hybrid;
     match vm.state {
         _ if vm.unavailable.is_some() => Finding::error(about, found, AGAIN),
         _ if vm.another_waits => Finding::warning(
@@ -204,11 +205,18 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
             found,
             "end one of the two VMMs, or give the second a VM of its own with `ringdown vm add`",
         ),
+        VmState::Ready | VmState::Attached if is_hybrid && vm.last_fault.is_some() => {
+            Finding::error(
+                about,
+                found,
+                "see that the daemon can use the directory of its VMM's socket: it tries again every few seconds by itself",
+            )
+        }
         VmState::Ready if vm.paused => {
             Finding::warning(about, found, "have its VMM let it go on (of QEMU: `cont`)")
         }
         VmState::Ready => version(about, &name, vm),
-        VmState::Waiting if vm.kind == LineKind::Hybrid => own_vmm(about, found, vm),
+        VmState::Waiting if is_hybrid => own_vmm(about, found, vm),
         VmState::Waiting if vm.last_fault.is_some() => Finding::error(
             about,
             found,

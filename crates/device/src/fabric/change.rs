@@ -57,17 +57,26 @@ impl NewLine {
         address.full_name()
     }
 
-    /// Makes its sockets, but for those where a hybrid VM's guest calls.
+    /// Makes its sockets: of a hybrid VM those where its guest calls, too, as these services and rules have it.
     ///
     /// # Errors
     /// When one cannot be had. None of them is left then.
-    pub fn make_sockets(&self, bound: &mut Bound) -> Result<(), OpenLineError> {
+    pub fn make_sockets(
+        &self,
+        bound: &mut Bound,
+        services: &[ServiceEntry],
+        policy: &Policy,
+    ) -> Result<(), OpenLineError> {
         let (host, rings) = match self {
             NewLine::Rings(config) => (&config.host, Some(config.vhost_user.as_path())),
             NewLine::Hybrid(config) => (&config.host, None),
             NewLine::Serial(config, _) => (&config.host, None),
         };
-        let made = bound.add_line(&self.full_name(), host, rings);
+        let mut made = bound.add_line(&self.full_name(), host, rings);
+        if let NewLine::Hybrid(config) = self {
+            let ports = config.offered_ports(services, policy);
+            made = made.and_then(|()| bound.add_calls(&config.path, ports));
+        }
         made.map_err(|(path, error)| OpenLineError::Socket { path, error })
     }
 }
@@ -95,13 +104,17 @@ impl Fabric {
         self.carry_out();
         self.bound = change.bound;
         let opened = self.open_lines(change.added, change.leaves_out);
-        self.bound = Bound::default();
+        if opened.is_err() {
+            self.bound = Bound::default();
+        }
         let left_out = opened?;
         // While nothing is judged yet by the new rules, in which these VMs do not exist.
         self.strike_lines(&change.removed);
         self.set_aliases(change.aliases);
         self.set_services(change.services);
         let ended = self.set_policy(change.policy, change.groups, change.enforce_existing);
+        // Only now, as new services have sockets of hybrid VMs.
+        self.bound = Bound::default();
         (change.commit)();
         Ok(Changed { ended, left_out })
     }

@@ -1,18 +1,20 @@
 //! VMs whose VMM has a vsock device of its own, with UNIX sockets: it is called at its socket, and calls at ours.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
 
-use policy::{Address, LineId};
+use policy::{Address, LineId, Policy, ServiceEntry};
 use rustix::net::{RecvFlags, SocketFlags, SocketType as UnixSocketType, accept_with, recv};
-use vsock::{CircuitId, Event, Limits, Reason};
+use vsock::{CircuitId, Event, Limits, OfferedPorts, Reason};
 use wire::connect::{self, Answer, MAX_REQUEST_LEN};
 use wire::vsock::SocketType;
 
 use super::host::{ACCEPT_BATCH, CALLER_PATIENCE, SOCKET_EVENTS};
-use super::{Fabric, OpenLineError, RefusedLine};
+use super::{Fabric, OpenLineError};
 use crate::aside::Ticket;
 use crate::caller::{Caller, Who};
 use crate::dialer::Connected;
@@ -37,12 +39,44 @@ pub struct HybridConfig {
 /// Sockets that are taken in one turn, before everything else has its turn.
 const LISTENED_PER_TURN: usize = 64;
 
-/// A socket that was made where a hybrid VM's guest calls a port, or why not.
+/// How long a socket that could not be made waits until it is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(3);
+
+/// What the thread of a hybrid line has done.
 pub(super) struct Listened {
     line: LineId,
     generation: u64,
-    port: u32,
-    result: io::Result<Listener>,
+    done: Done,
+}
+
+enum Done {
+    /// The socket where the guest calls this port was made, or could not be.
+    Made(u32, io::Result<Listener>),
+    /// It is time to try again.
+    Waited,
+}
+
+impl HybridConfig {
+    /// The ports that its guest may call of the host with these services and rules.
+    pub(super) fn offered_ports(
+        &self,
+        services: &[ServiceEntry],
+        policy: &Policy,
+    ) -> BTreeSet<u32> {
+        let Address {
+            domain,
+            name,
+            groups,
+            ..
+        } = &self.address;
+        let caller = policy::Caller::Vm {
+            domain,
+            name,
+            groups,
+        };
+        let of_domain = services.iter().filter(|service| service.domain == *domain);
+        OfferedPorts::to(&caller, of_domain.map(|service| service.port), policy).ports
+    }
 }
 
 impl Fabric {
@@ -77,15 +111,15 @@ impl Fabric {
         }
     }
 
-    /// On the line's own thread, as the directory is its VMM's.
+    /// On the line's own thread, as the directory is its VMM's, but for sockets that were made before.
     fn offer_line_ports(&mut self, id: LineId) {
         let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
         // Lines with rings have no such sockets, nor have those whose guests we hear ourselves.
-        let Some(vmm) = line.vmm.clone() else {
+        if line.vmm.is_none() {
             return;
-        };
+        }
         let offered = self.switch.offered_ports(id);
         let vm = line.name.as_str();
         if offered.incomplete {
@@ -101,31 +135,79 @@ impl Fabric {
         let over: Vec<u32> = listeners.keys().filter(is_over).copied().collect();
         let over = over.iter().filter_map(|port| listeners.remove(port));
         self.under_way.remove(over.map(|listener| listener.file));
-        let (generation, vm) = (line.generation, line.name.clone());
+        let refused = &mut line.hybrid_refused;
+        refused.retain(|port, _| offered.ports.contains(port));
+        line.note_refused();
         for port in offered.ports {
-            if line.hybrid_listeners.contains_key(&port) || !line.hybrid_asked.insert(port) {
-                continue;
+            let ticket = self.under_way.begin();
+            self.listen_for_calls(id, port, Some(ticket));
+        }
+    }
+
+    /// Listens where the guest calls this port, if it does not.
+    fn listen_for_calls(&mut self, id: LineId, port: u32, ticket: Option<Sender<Ticket>>) {
+        let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if line.hybrid_listeners.contains_key(&port) || !line.hybrid_asked.insert(port) {
+            return;
+        }
+        let Some(path) = line.vmm.as_deref().map(|vmm| port_path(vmm, port)) else {
+            return;
+        };
+        if let Some(listener) = self.bound.for_calls(&path) {
+            let (generation, done) = (line.generation, Done::Made(port, Ok(listener)));
+            return self.hear(Listened {
+                line: id,
+                generation,
+                done,
+            });
+        }
+        self.do_aside(id, move || {
+            let result = listen_for(None, &path, UnixSocketType::STREAM);
+            (Done::Made(port, result), ticket)
+        });
+    }
+
+    /// Has the line's own thread do something, and hears of it.
+    fn do_aside<T: Send + 'static>(
+        &mut self,
+        id: LineId,
+        job: impl FnOnce() -> (Done, T) + Send + 'static,
+    ) {
+        let (listened, waker) = (self.listened_by.clone(), self.reactor.waker());
+        let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let generation = line.generation;
+        let job = move || {
+            let (done, ticket) = job();
+            // The fabric may have ended.
+            let _ = listened.send(Listened {
+                line: id,
+                generation,
+                done,
+            });
+            waker.wake();
+            drop(ticket);
+        };
+        match line.aside_thread() {
+            Ok(aside) => aside.push(job),
+            Err(error) => {
+                tracing::error!(vm = line.name, %error, "a hybrid VM cannot call all that it may");
             }
-            let (path, ticket) = (port_path(&vmm, port), self.under_way.begin());
-            let (listened, waker) = (self.listened_by.clone(), self.reactor.waker());
-            let job = move || {
-                let result = listen_for(None, &path, UnixSocketType::STREAM);
-                // The fabric may have ended.
-                let _ = listened.send(Listened {
-                    line: id,
-                    generation,
-                    port,
-                    result,
-                });
-                waker.wake();
-                drop(ticket);
-            };
-            match line.aside_thread() {
-                Ok(aside) => aside.push(job),
-                Err(error) => {
-                    tracing::error!(vm, %error, "a hybrid VM cannot call all that it may");
-                }
-            }
+        }
+    }
+
+    /// After a while, and beside what others wait for.
+    fn try_calls_again(&mut self, id: LineId) {
+        let line = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let begins = line.is_some_and(|line| !std::mem::replace(&mut line.hybrid_waits, true));
+        if begins {
+            self.do_aside(id, || {
+                std::thread::sleep(RETRY_INTERVAL);
+                (Done::Waited, ())
+            });
         }
     }
 
@@ -145,11 +227,22 @@ impl Fabric {
         let Listened {
             line: id,
             generation,
-            port,
-            result,
+            done,
         } = listened;
         let line = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut);
         let line = line.filter(|line| line.generation == generation);
+        let (port, result) = match done {
+            Done::Made(port, result) => (port, result),
+            Done::Waited => {
+                let Some(line) = line else { return };
+                line.hybrid_waits = false;
+                let refused: Vec<u32> = line.hybrid_refused.keys().copied().collect();
+                for port in refused {
+                    self.listen_for_calls(id, port, None);
+                }
+                return;
+            }
+        };
         let asked = line.and_then(|line| line.hybrid_asked.remove(&port).then_some(line));
         let (line, listener) = match (asked, result) {
             (Some(line), Ok(listener)) => (line, listener),
@@ -159,35 +252,32 @@ impl Fabric {
             (Some(line), Err(error)) => {
                 let vm = &line.name;
                 if error.kind() == io::ErrorKind::AddrInUse {
-                    return tracing::warn!(vm, port, "left to the program that listens there");
+                    tracing::warn!(vm, port, "left to the program that listens there");
+                    line.hybrid_refused.remove(&port);
+                    return line.note_refused();
                 }
-                tracing::error!(vm, port, %error, "a hybrid VM cannot call all that it may");
-                line.hybrid_refused.get_or_insert((port, error));
-                return;
+                if !line.hybrid_refused.contains_key(&port) {
+                    tracing::error!(vm, port, %error, "a hybrid VM cannot call all that it may, and it is tried again every {} s", RETRY_INTERVAL.as_secs());
+                }
+                line.hybrid_refused.insert(port, error);
+                line.note_refused();
+                return self.try_calls_again(id);
             }
         };
         let token = Token::HybridListener { line: id, port };
         match self.reactor.add(&listener.socket, token, EventFlags::IN) {
-            Ok(()) => drop(line.hybrid_listeners.insert(port, listener)),
+            Ok(()) => {
+                line.hybrid_listeners.insert(port, listener);
+                if line.hybrid_refused.remove(&port).is_some() {
+                    tracing::info!(vm = line.name, port, "a hybrid VM can call this now");
+                }
+                line.note_refused();
+            }
             Err(error) => {
                 tracing::error!(vm = line.name, port, %error, "a hybrid VM cannot call all that it may");
                 self.under_way.remove([listener.file]);
             }
         }
-    }
-
-    /// The hybrid lines where sockets could not be made since this was last called, and why.
-    pub fn refused_ports(&mut self) -> Vec<RefusedLine> {
-        while let Ok(listened) = self.listened.try_recv() {
-            self.hear(listened);
-        }
-        let lines = self.lines.iter_mut().filter_map(|(_, line)| line.as_mut());
-        let refused = lines.filter_map(|line| {
-            let (port, error) = line.hybrid_refused.take()?;
-            let path = port_path(line.vmm.as_deref()?, port);
-            Some((line.name.clone(), OpenLineError::Socket { path, error }))
-        });
-        refused.collect()
     }
 
     /// Disconnects when all is done that has begun at paths that others can make slow: until then sockets of hybrid VMs do not listen, or files of those that

@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use device::{
-    Arrival, CallAnswer, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric, Hold,
-    HybridConfig, OpenLineError, PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
+    Arrival, Bound, CallAnswer, Called, Carrier, Cut, DecisionCallee, DecisionCaller, Fabric, Hold,
+    HybridConfig, NewLine, OpenLineError, PublishedCall, PublishedTo, Reply, SerialConfig, Waker,
 };
 use policy::{
     Address, CalleePattern, CallerPattern, DEFAULT_DOMAIN, NamePattern, Policy, Redirect, Rule,
@@ -161,16 +161,10 @@ impl House {
             path,
             host: self.host_path(name),
         };
-        self.ask(move |fabric| fabric.open_hybrid_line(&config))?;
-        // As the daemon does: a line without all of its sockets is none.
-        let refused = self.ask(|fabric| fabric.refused_ports());
-        match refused.into_iter().next() {
-            Some((vm, error)) => {
-                self.ask(move |fabric| fabric.close_line(&vm));
-                Err(error)
-            }
-            None => Ok(()),
-        }
+        // As the daemon does: without its sockets a line is not asked for.
+        let line = NewLine::Hybrid(config.clone());
+        line.make_sockets(&mut Bound::default(), &[], &Policy::default())?;
+        self.ask(move |fabric| fabric.open_hybrid_line(&config))
     }
 
     /// Adds a VM with a serial line. What its carrier is asked for comes out of what is returned.

@@ -5,11 +5,13 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
 
 use device::{HybridConfig, OpenLineError};
 use policy::Address;
 use vsock::Limits;
 
+use crate::PATIENCE;
 use crate::house::{House, redirect};
 use crate::vmm::dial;
 
@@ -78,6 +80,33 @@ fn a_line_without_a_directory_is_not_opened() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(house.ask(|fabric| fabric.lines().is_empty()));
     house.add("fc", 3);
+}
+
+#[test]
+fn sockets_that_cannot_be_made_are_tried_again_until_they_are_there() {
+    let house = House::new(HashMap::new());
+    let directory = house.path("fc").join("later");
+    let config = HybridConfig {
+        address: Address::new("fc", 3),
+        limits: Limits::default(),
+        path: directory.join("v.sock"),
+        host: house.host_path("fc"),
+    };
+    let opened = house.ask(move |fabric| fabric.open_hybrid_line(&config));
+    opened.unwrap();
+    let fault = || house.ask(|fabric| fabric.lines()[0].last_fault.clone());
+    let path = directory.join("v.sock_1007");
+    eventually(|| fault().is_some_and(|fault| fault.contains("cannot call port")));
+    std::fs::create_dir_all(&directory).unwrap();
+    eventually(|| path.exists() && fault().is_none());
+}
+
+fn eventually(mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]
