@@ -223,7 +223,7 @@ pub struct Hold {
     /// Socket at which the daemon finds it
     #[arg(long, value_name = "SOCKET")]
     pub socket: PathBuf,
-    /// Have the keeper at this socket let everything go and end: VMMs see their connections close. Refused while a daemon uses it
+    /// Have the keeper at this socket let everything go and end: VMMs see their connections close, and the sockets at which they connect are removed. Refused while a daemon uses it
     #[arg(long)]
     pub release: bool,
 }

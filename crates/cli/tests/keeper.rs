@@ -1,11 +1,16 @@
-//! `ringdown hold` at the limit of its descriptors.
+//! `ringdown hold`: at the limit of its descriptors, stopped, and released.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+mod program;
+
 use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
+use program::{Running, ringdown, run_with};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
 fn a_keeper_without_descriptors_keeps_what_it_has() {
@@ -45,4 +50,43 @@ fn a_keeper_without_descriptors_keeps_what_it_has() {
         .status();
     assert!(released.unwrap().success());
     assert!(keeper.wait().unwrap().success());
+}
+
+#[test]
+fn a_release_removes_the_sockets_and_a_stopped_keeper_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let keeper_path = at("keeper");
+    let mut hold = ringdown(&["hold", "--socket"]);
+    hold.arg(&keeper_path);
+    let mut keeper = Running::start(hold);
+    keeper.wait_until_ready();
+    let id = Pid::from_child(&keeper.0);
+    let mut serve = ringdown(&["serve", "--vm", "name=web", "--keeper"]);
+    serve.arg(&keeper_path).arg("--runtime-dir").arg(at("run"));
+    let mut daemon = Running::start(serve);
+    daemon.wait_until_ready();
+
+    kill_process(id, Signal::STOP).unwrap();
+    let words = format!("`kill -CONT {id}`", id = id.as_raw_nonzero());
+    let check = run_with(&at("run"), &["check"]).out;
+    assert!(check.contains(&words), "{check}");
+    let last = check.lines().last().unwrap();
+    assert!(last.starts_with("1 error, "), "{check}");
+    let release = || {
+        let socket = keeper_path.to_str().unwrap();
+        run_with(&at("run"), &["hold", "--release", "--socket", socket])
+    };
+    let refused = release();
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.err.contains(&words), "{}", refused.err);
+    kill_process(id, Signal::CONT).unwrap();
+
+    assert!(release().err.contains("stop that first"));
+    kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
+    daemon.0.wait().unwrap();
+    UnixStream::connect(at("run/web.vhost")).unwrap();
+    let released = release();
+    assert_eq!(released.code, Some(0), "{}", released.err);
+    assert!(!at("run/web.vhost").exists() && !keeper_path.exists());
 }

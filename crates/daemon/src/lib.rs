@@ -28,6 +28,8 @@ pub mod stalled_clients;
 mod unavailable;
 pub mod worker;
 
+pub use restart::release_keeper;
+
 // A crate that imports this one has types of a second copy of it in the tests here: so the fake daemon is a part of them, and names this crate as others do.
 #[cfg(test)]
 extern crate self as daemon;

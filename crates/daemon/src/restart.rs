@@ -3,11 +3,12 @@
 //! The item is written when a daemon takes over and when it is asked to end. One that says nothing of an end was left by a daemon that died: then the
 //! keeper knows since when. A start may fail behind that, and the next one is to count from the first end: so this is written down at once.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use api::{DaemonEnd, EventDetails, EventKind, Restart};
-use keeper::Keeper;
+use keeper::{Keeper, KeeperError};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +32,24 @@ struct Life {
     /// Circuits with programs of the host that it cut as it was stopped: the journal has them no more.
     #[serde(default)]
     cut: usize,
+}
+
+/// Has the keeper at this path let everything go and end, and removes the sockets at which VMMs connect to it.
+///
+/// # Errors
+/// [`KeeperError`].
+pub fn release_keeper(path: &Path) -> Result<(), KeeperError> {
+    if let Err(error) = sys::descriptors::raise_limit() {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+    match Keeper::attach(path) {
+        Ok(keeper) => device::remove_kept_sockets(&keeper),
+        Err(KeeperError::Busy { path }) => return Err(KeeperError::InUse { path }),
+        Err(error @ KeeperError::Silent { .. }) => return Err(error),
+        // What it has cannot be had here, and goes nevertheless.
+        Err(_) => {}
+    }
+    keeper::release(path)
 }
 
 /// Notes how the daemon before ended, before anything else is done about it.

@@ -39,7 +39,7 @@ pub(crate) use request::{
 pub(crate) use session::FEATURE_RING_PACKED;
 pub(crate) use session::KEPT_VERSION;
 use session::{Before, FEATURE_PROTOCOL, Keep, Session};
-pub use session::{NewerKept, check_kept, is_kept};
+pub use session::{NewerKept, check_kept, is_kept, remove_kept_sockets};
 
 /// How long no VMM is accepted after the system would not accept one, as it has no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -69,7 +69,7 @@ pub use fabric::{
     SerialConfig, Survey, TakenOver,
 };
 pub use fault::{MAX_FAULT_CHARS, NO_CARD, NO_VSOCK_DEVICE, NOT_SHARED};
-pub use frontend::{NewerKept, check_kept, is_kept};
+pub use frontend::{NewerKept, check_kept, is_kept, remove_kept_sockets};
 pub use line::AgentSecret;
 pub use orders::{Orders, Turns};
 pub use reactor::Waker;

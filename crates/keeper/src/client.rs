@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -49,9 +49,9 @@ pub enum KeeperError {
     #[error("what answers at {} is no keeper", path.display())]
     NotAKeeper { path: PathBuf },
     #[error(
-        "the keeper at {} does not answer in {} s: if its process is stopped (`ps`: T), `kill -CONT` it", path.display(), PATIENCE.as_secs()
+        "the keeper at {} does not answer in {} s: if its process is stopped (`ps`: T), `kill -CONT {}`", path.display(), PATIENCE.as_secs(), pid.map_or_else(|| "PID".to_owned(), |pid| pid.to_string())
     )]
-    Silent { path: PathBuf },
+    Silent { path: PathBuf, pid: Option<i32> },
     #[error(
         "the keeper at {} has ended since the daemon was started, and one that was started since knows nothing of it: see that a keeper runs, and restart the daemon when VMs may be started anew", path.display()
     )]
@@ -134,6 +134,7 @@ impl Keeper {
     /// [`KeeperError`].
     pub fn attach_within(path: &Path, patience: Duration) -> Result<Keeper, KeeperError> {
         let begun = Instant::now();
+        let mut is_said = false;
         loop {
             match Keeper::attach(path) {
                 Err(KeeperError::Unreachable { error, .. })
@@ -141,6 +142,10 @@ impl Keeper {
                         .contains(&error.kind())
                         && begun.elapsed() < patience =>
                 {
+                    if !std::mem::replace(&mut is_said, true) {
+                        let (path, seconds) = (path.display(), patience.as_secs());
+                        tracing::info!("waits up to {seconds} s for a keeper at {path}");
+                    }
                     std::thread::sleep(RETRY_INTERVAL);
                 }
                 result => return result,
@@ -225,6 +230,14 @@ impl Keeper {
         items.for_each(|(_, item)| each(&item.value));
     }
 
+    /// The keys that begin so of what a predecessor left and that was not taken.
+    pub fn keys(&self, prefix: &str) -> Vec<String> {
+        let found = self.found();
+        let keys = found.keys().map(|key| String::from_utf8_lossy(key));
+        let keys = keys.filter(|key| key.starts_with(prefix));
+        keys.map(std::borrow::Cow::into_owned).collect()
+    }
+
     /// Whether a predecessor left something under this key that was not taken.
     pub fn has(&self, key: &str) -> bool {
         self.found().contains_key(key.as_bytes())
@@ -237,9 +250,7 @@ impl Keeper {
 
     /// The keys of what a predecessor left and that was not taken, or was given back.
     pub fn untaken(&self) -> Vec<String> {
-        let found = self.found();
-        let keys = found.keys().map(|key| String::from_utf8_lossy(key));
-        let mut keys: Vec<_> = keys.map(std::borrow::Cow::into_owned).collect();
+        let mut keys = self.keys("");
         keys.extend(sys::lock(&self.given_back).iter().cloned());
         keys
     }
@@ -303,16 +314,16 @@ pub fn release(path: &Path) -> Result<(), KeeperError> {
 }
 
 fn open(path: &Path) -> Result<OwnedFd, KeeperError> {
-    let refused = |error| failed(path, error);
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-    let socket = socket.map_err(refused)?;
+    let socket = socket.map_err(|error| unreachable(path, error))?;
+    let refused = |error| failed(&socket, path, error);
     for timeout in [Timeout::Recv, Timeout::Send] {
         set_socket_timeout(&socket, timeout, Some(PATIENCE)).map_err(refused)?;
     }
     let address = SocketAddrUnix::new(path).map_err(refused)?;
     connect(&socket, &address).map_err(refused)?;
-    let uid = sys::peer::user(std::os::fd::AsFd::as_fd(&socket));
+    let uid = sys::peer::user(socket.as_fd());
     let uid = uid.map_err(|error| KeeperError::Unreachable {
         path: path.to_path_buf(),
         error,
@@ -328,26 +339,34 @@ fn open(path: &Path) -> Result<OwnedFd, KeeperError> {
 
 fn ask(socket: &OwnedFd, path: &Path, kind: Kind) -> Result<(), KeeperError> {
     let asked = message::send(socket, kind, &[], &[], &[], SendFlags::empty());
-    asked.map_err(|error| failed(path, error))
+    asked.map_err(|error| failed(socket, path, error))
 }
 
 fn answer(socket: &OwnedFd, path: &Path) -> Result<message::Message, KeeperError> {
     match message::receive(socket, RecvFlags::empty()) {
         Ok(Some(message)) => Ok(message),
         Ok(None) | Err(Errno::BADMSG) => Err(no_keeper(path)),
-        Err(error) => Err(failed(path, error)),
+        Err(error) => Err(failed(socket, path, error)),
     }
 }
 
-fn failed(path: &Path, error: Errno) -> KeeperError {
-    let path = path.to_path_buf();
+fn failed(socket: &OwnedFd, path: &Path, error: Errno) -> KeeperError {
     match error {
         // The time that the socket has is over.
-        Errno::AGAIN => KeeperError::Silent { path },
-        error => KeeperError::Unreachable {
-            path,
-            error: error.into(),
+        Errno::AGAIN => KeeperError::Silent {
+            path: path.to_path_buf(),
+            pid: sys::peer::process(socket.as_fd())
+                .ok()
+                .filter(|pid| *pid > 0),
         },
+        error => unreachable(path, error),
+    }
+}
+
+fn unreachable(path: &Path, error: Errno) -> KeeperError {
+    KeeperError::Unreachable {
+        path: path.to_path_buf(),
+        error: error.into(),
     }
 }
 

@@ -16,6 +16,7 @@ use wire::pcapng::{BlockKind, BlockReader, blocks};
 use crate::arguments::{CaptureArguments, CaptureOutput, FileSize, NetCapture};
 use crate::client::{CaptureEnd, CaptureExtent, Client};
 use crate::failure::Failure;
+use crate::quote::quote;
 
 /// Captures what passes the lines, until the person ends it, or nothing more comes.
 ///
@@ -33,7 +34,7 @@ pub fn lines(client: &Client, options: &CaptureArguments) -> Result<(), Failure>
         extent(&options.output),
         |bytes| taker.take(bytes),
     )?;
-    taker.close(end, "packets", "the VM was removed")
+    taker.close(end, ("packets", "tshark"), "the VM was removed")
 }
 
 /// Captures the frames of a network that is there in the same way.
@@ -45,7 +46,8 @@ pub fn network(client: &Client, options: &NetCapture) -> Result<(), Failure> {
         extent(&options.output),
         |bytes| taker.take(bytes),
     )?;
-    taker.close(end, "frames", "the network or the VM's port was removed")
+    let usual_end = "the network or the VM's port was removed";
+    taker.close(end, ("frames", "tcpdump"), usual_end)
 }
 
 fn extent(options: &CaptureOutput) -> CaptureExtent {
@@ -85,9 +87,17 @@ impl Taker {
         })
     }
 
-    fn close(self, end: CaptureEnd, what: &str, usual_end: &str) -> Result<(), Failure> {
+    fn close(
+        self,
+        end: CaptureEnd,
+        (what, reader): (&str, &str),
+        usual_end: &str,
+    ) -> Result<(), Failure> {
         let (packets, lost) = (self.blocks.packets(), self.blocks.lost());
         eprintln!("{packets} {what} captured, {lost} lost");
+        if let (1.., Some(file)) = (packets, self.out.to_read()) {
+            eprintln!("read {what} with `wireshark {file}`, or `{reader} -r {file}`");
+        }
         match (self.failure, end) {
             (Some(failure), _) => Err(failure),
             (None, CaptureEnd::ByDaemon) if self.count != Some(packets) => Err(Failure::failed(
@@ -104,6 +114,8 @@ struct Output {
     replaced: Option<Replaced>,
     name: String,
     ring: Option<Ring>,
+    /// It is a file that has a name, and no pipe.
+    is_file: bool,
 }
 
 /// Files that are written in turn.
@@ -374,6 +386,7 @@ impl Output {
                 replaced: None,
                 name: "standard output".to_owned(),
                 ring,
+                is_file: false,
             });
         }
         let path = match &ring {
@@ -389,9 +402,20 @@ impl Output {
                 Some(_) => Box::new(BufWriter::new(file)),
                 None => Box::new(file),
             },
+            is_file: path.is_file(),
             name,
             ring,
         })
+    }
+
+    /// The file that was written last, for a person at a terminal.
+    fn to_read(&self) -> Option<String> {
+        let is_file = self.is_file && io::stderr().is_terminal();
+        let path = match &self.ring {
+            Some(ring) => ring.file(ring.current),
+            None => PathBuf::from(&self.name),
+        };
+        is_file.then(|| quote(&path))
     }
 
     /// Writes blocks at once, for a reader that follows. A reader that has seen enough ends the capture.

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 /// Keeps things until it is released, or has another keeper release them.
 pub fn run(options: &Hold) -> Result<(), Failure> {
     if options.release {
-        let released = keeper::release(&options.socket);
+        let released = daemon::release_keeper(&options.socket);
         return released.map_err(|error| Failure::failed(error.to_string()));
     }
     super::serve::start_log(None)?;

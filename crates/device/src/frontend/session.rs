@@ -22,7 +22,7 @@ use crate::fault::{NO_CARD, NO_SHARED_MEMORY, NO_VSOCK_DEVICE};
 mod kept;
 
 pub(super) use kept::{Before, Keep};
-pub use kept::{NewerKept, VERSION as KEPT_VERSION, check_kept, is_kept};
+pub use kept::{NewerKept, VERSION as KEPT_VERSION, check_kept, is_kept, remove_kept_sockets};
 use kept::{Open, RegionRecord};
 
 /// Memory regions that a VMM may hand over: what Linux's vhost allows by default.

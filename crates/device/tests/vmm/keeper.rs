@@ -504,7 +504,11 @@ const LISTENER_CHANGES: [Change; 3] = [
 
 #[test]
 fn a_socket_that_was_kept_otherwise_is_made_anew() {
-    for change in LISTENER_CHANGES {
+    let moved_aside: Change = |_, key, _, _| {
+        let path = key.strip_prefix("listener:").unwrap();
+        fs::rename(path, format!("{path}.aside")).unwrap();
+    };
+    for change in LISTENER_CHANGES.into_iter().chain([moved_aside]) {
         let host = Host::new();
         let mut first = host.fabric();
         let guest = Guest::connect(&host.socket());

@@ -29,6 +29,9 @@ pub const VERSION: u32 = 2;
 /// What the keys of VMMs begin with.
 const VMM: &str = "vmm:";
 
+/// What the keys of their listeners begin with.
+const LISTENER: &str = "listener:";
+
 /// Everything that was said, as it stands. The descriptors that belong to it are, in this order: the connection, the ledgers' file, a file for each region,
 /// and for each ring its kick and its call, where it has them.
 #[derive(Debug, Serialize, Deserialize)]
@@ -157,8 +160,21 @@ pub fn is_kept(keeper: &Keeper, path: &Path) -> bool {
     keeper.has(&listener_key(path))
 }
 
+/// Removes the sockets at which VMMs connect, of which a predecessor has left the listeners with this keeper: it is to let go of them.
+pub fn remove_kept_sockets(keeper: &Keeper) {
+    for key in keeper.keys(LISTENER) {
+        let path = Path::new(key.trim_start_matches(LISTENER));
+        let item = keeper.take(&key);
+        let sockets = item.into_iter().flat_map(|item| item.descriptors);
+        for socket in sockets {
+            // It may have been removed already.
+            let _ = remove_file_of(socket, path);
+        }
+    }
+}
+
 fn listener_key(path: &Path) -> String {
-    format!("listener:{}", path.display())
+    format!("{LISTENER}{}", path.display())
 }
 
 impl Keep {
