@@ -36,7 +36,7 @@ pub(crate) use error::how_to_start;
 pub(crate) use lines::Lines;
 pub(crate) use ready::reach_agent;
 pub use ready::say_if_slow;
-pub(crate) use stopped::{is_stopped, value_of};
+pub(crate) use stopped::{connect, has_ended, is_stopped, value_of};
 
 /// How long the daemon may take to answer, beyond what the request asks it to wait.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -426,14 +426,14 @@ impl Client {
 
     /// Whether no daemon listens any more. A socket of systemd's still does.
     pub fn has_ended(&self) -> bool {
-        let connected = unix::connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience));
+        let connected = connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience));
         let failure = connected.map_err(|error| self.unreachable(error));
         matches!(failure, Err(ClientError::NoDaemon { .. }))
     }
 
     /// Connects, and waits for room in the backlog. It holds up this thread, as it has nothing else to do: of those that the system holds up each has its turn.
     fn connect(&self) -> io::Result<UnixStream> {
-        let stream = unix::connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience))?;
+        let stream = connect(&self.socket, unix::CONNECT_TIMEOUT.min(self.patience))?;
         stream.set_nonblocking(true)?;
         UnixStream::from_std(stream)
     }

@@ -39,6 +39,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
 
+use crate::client::has_ended;
 use crate::unix::{CONNECT_TIMEOUT, connect_later};
 use newcomers::{Newcomers, Place};
 pub use token::{Token, host_name};
@@ -204,6 +205,9 @@ impl Proxy {
         let stream = connect_later(&self.socket, CONNECT_TIMEOUT)
             .await
             .map_err(|error| format!("no daemon answers at {socket}: {error}"))?;
+        if has_ended(&stream) {
+            return Err(format!("no daemon answers at {socket}: it has ended"));
+        }
         let broken = |error: hyper::Error| {
             format!("the connection to the daemon at {socket} broke: {error}")
         };

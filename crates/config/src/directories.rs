@@ -35,7 +35,7 @@ pub fn circuit_socket(runtime_dir: &Path) -> PathBuf {
 }
 
 /// The file whose lock says that a daemon lives. It stays when the daemon ends: removing it would let two daemons
-/// lock two files of one name.
+/// lock two files of one name. That of a daemon whose end the kernel does not complete is renamed, once.
 pub fn lock_file(runtime_dir: &Path) -> PathBuf {
     runtime_dir.join("lock")
 }

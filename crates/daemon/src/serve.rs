@@ -43,7 +43,7 @@ use hostside::arrivals::{ArrivalSender, Arrivals, arrivals};
 use hostside::offers::Offers;
 use runtime::directory::{
     RuntimeError, RuntimeLock, close_to_others, give_to_group, listen_privately, open_to,
-    operators, prepare_directory, who_is_shut_out, writable_by_all,
+    operators, prepare_directory, set_ended_aside, who_is_shut_out, writable_by_all,
 };
 use windows::memory::{Windows, WindowsError};
 use windows::switchboard::Circuits;
@@ -433,6 +433,9 @@ impl Prepared {
             tracing::warn!("{found}: `{remedy}`");
         }
         prepare_directory(&settings.state_dir, "state-dir")?;
+        // Before the sandbox, and before the keeper is asked whether a daemon has it.
+        set_ended_aside(&settings.runtime_dir)?;
+        set_ended_aside(&settings.state_dir)?;
         let keeper = settings.keeper.as_deref();
         let keeper = keeper
             .map(|path| Keeper::attach_within(path, KEEPER_WAIT))

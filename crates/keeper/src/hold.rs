@@ -196,6 +196,24 @@ impl Holder {
         self.daemon_went = Some(Instant::now());
     }
 
+    /// Lets go of a daemon that has ended though the kernel has not let go of it, and so not of its connection.
+    fn forget_ended_daemon(&mut self) {
+        let daemon = self.daemon.as_ref().map(OwnedFd::as_fd);
+        let process = daemon.and_then(|daemon| sys::peer::process(daemon).ok());
+        if !process.is_some_and(sys::ended::has_ended) {
+            return;
+        }
+        // What it said last is there.
+        self.hear_daemon();
+        if self.daemon.is_some() {
+            tracing::warn!(
+                pid = process,
+                "the daemon has ended, and the kernel does not let go of it"
+            );
+            self.forget_daemon();
+        }
+    }
+
     fn obey(&mut self, message: Message) {
         let Message { kind, key, .. } = message;
         let is_known = self.items.contains_key(&key);
@@ -255,6 +273,9 @@ impl Holder {
             Ok(Some(message)) => message.kind,
             _ => return false,
         };
+        if matches!(kind, Kind::Attach | Kind::Release) {
+            self.forget_ended_daemon();
+        }
         let answer = |kind| {
             let _ = message::send(&caller, kind, &[], &[], &[], SendFlags::DONTWAIT);
         };

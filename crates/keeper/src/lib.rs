@@ -13,7 +13,7 @@
 //!
 //! | message | from | meaning |
 //! | --- | --- | --- |
-//! | `A` | daemon | attach: the answer is every item (`P`) and then `E`, or `B` if another daemon is attached. The value of `E` is for how long none was attached, in milliseconds (64 bits, little endian), if one was before |
+//! | `A` | daemon | attach: the answer is every item (`P`) and then `E`, or `B` if another daemon is attached. The value of `E` is for how long none was attached, in milliseconds (64 bits, little endian), if one was before. A daemon that has ended, but of which the kernel does not let go, is attached no more |
 //! | `P` | both | an item: key, value, descriptors. It replaces the one with this key |
 //! | `D` | daemon | drop the item with this key |
 //! | `R` | anyone | release: drop all and end. The answer is `E`, or `B` if a daemon is attached |

@@ -2,9 +2,10 @@
 //!
 //! One daemon owns a runtime directory. It holds an advisory lock on a file there for as long as it lives, which
 //! the kernel releases however it dies. So a socket found by the owner of the lock belongs to no living process, or
-//! to another program; a dial shows which: a socket without a listener refuses it.
+//! to another program; a dial shows which: a socket without a listener refuses it. Of a daemon whose end the kernel does
+//! not complete, the lock and the sockets are set aside: see [`set_ended_aside`].
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -17,8 +18,10 @@ use rustix::fs::{Access, FileType, FlockOperation, fstat};
 use sys::links::{Entry, FileId, Fuse, find};
 use sys::socket_file::{self, Occupant};
 
+mod aside;
 mod others;
 
+pub use aside::set_ended_aside;
 pub use others::{close_to_others, give_to_group, open_to, operators, who_is_shut_out};
 
 /// Why a directory or a socket cannot be had.
@@ -207,26 +210,21 @@ impl RuntimeLock {
             path: path.clone(),
             error,
         };
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600);
-        // A link left by another user must not make us write into a file of theirs.
-        options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
-        let mut file = options.open(&path).map_err(failed)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(RuntimeError::SecondDaemon {
-                    path: runtime_dir.to_owned(),
-                    pid: read_pid(&mut file),
-                });
+        let mut file = loop {
+            let mut file = open_lock(&path).map_err(failed)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // It may have been set aside meanwhile.
+                Ok(()) if is_at(&file, &path) => break file,
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    return Err(RuntimeError::SecondDaemon {
+                        path: runtime_dir.to_owned(),
+                        pid: read_pid(&mut file),
+                    });
+                }
+                Err(error) => return Err(failed(error.into())),
             }
-            Err(error) => return Err(failed(error.into())),
-        }
+        };
         let write_pid = |file: &mut File| -> io::Result<()> {
             file.set_len(0)?;
             file.rewind()?;
@@ -235,6 +233,26 @@ impl RuntimeLock {
         write_pid(&mut file).map_err(failed)?;
         Ok(RuntimeLock { _file: file })
     }
+}
+
+/// The file of a lock, which is made if need be.
+fn open_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600);
+    // A link left by another user must not make us write into a file of theirs.
+    options.custom_flags(rustix::fs::OFlags::NOFOLLOW.bits() as i32);
+    options.open(path)
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let id = |found: &Metadata| (found.dev(), found.ino());
+    let found = std::fs::symlink_metadata(path);
+    matches!((file.metadata(), found), (Ok(file), Ok(found)) if id(&file) == id(&found))
 }
 
 /// Makes room for a socket: removes one without a listener. Returns whether there was one.

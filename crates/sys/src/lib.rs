@@ -1,6 +1,7 @@
 //! Small wrappers of system calls, most of which no safe library makes, and of locks. No memory is shared here.
 //!
 //! - [`descriptors`] passes descriptors along with bytes, and raises the limit of their number.
+//! - [`ended`] says whether a process has ended, also where the kernel does not let go of it.
 //! - [`ethernet`] opens tap devices and packet sockets.
 //! - [`foreground`] is the parent of one command: its signals, its exit code.
 //! - [`links`] finds files by paths that no other user can lead astray.
@@ -12,6 +13,7 @@
 //! - [`supervise`] starts programs of which some system calls are answered here.
 
 pub mod descriptors;
+pub mod ended;
 pub mod ethernet;
 pub mod foreground;
 pub mod links;

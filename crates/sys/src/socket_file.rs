@@ -6,16 +6,17 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::links::{Entry, FileId, address_of, file_id, set_mode_of};
+use crate::{ended, peer};
 
 /// What stands where a socket is to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occupant {
     /// Nothing.
     Nothing,
-    /// A socket that no process has any more.
+    /// A socket that no process has any more, or one that was [noted](ended::note) to have ended.
     Stale(FileId),
     /// A socket that a process has.
     Socket,
@@ -41,12 +42,33 @@ impl Occupant {
         let flags = SocketFlags::CLOEXEC;
         let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
         // Not to the name: by now another file may stand there, on which a FUSE file system is mounted.
-        match connect(&probe, &address_of(&file)?) {
+        let address = address_of(&file)?;
+        match connect(&probe, &address) {
+            Err(Errno::PROTOTYPE) if is_of_ended(&address)? => Ok(Occupant::Stale(file_id(&found))),
             Ok(()) | Err(Errno::PROTOTYPE) => Ok(Occupant::Socket),
             Err(Errno::CONNREFUSED) => Ok(Occupant::Stale(file_id(&found))),
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Whether who listens was noted to have ended. Another program sees that it was called; it is called only where such a process was noted.
+fn is_of_ended(address: &SocketAddrUnix) -> io::Result<bool> {
+    if !ended::is_any_noted() {
+        return Ok(false);
+    }
+    for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let caller = socket_with(AddressFamily::UNIX, kind, flags, None)?;
+        match connect(&caller, address) {
+            Ok(()) => return Ok(ended::is_noted(peer::process(caller.as_fd())?)),
+            Err(Errno::PROTOTYPE) => {}
+            // It takes no more callers, so it is not said who listens. Where a daemon has ended, those of its sockets are full that are called most.
+            Err(Errno::AGAIN) => return Ok(true),
+            Err(_) => return Ok(false),
+        }
+    }
+    Ok(false)
 }
 
 /// The file of a socket. It is removed when this is dropped, unless another one has come in its place.

@@ -9,7 +9,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,12 +17,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::binary::{ASK_TIMEOUT, Binary, output_within};
 use crate::arguments::{Arguments, Command as Words, Sandbox};
-use crate::client::Client;
+use crate::client::{self, Client};
 use crate::failure::Failure;
 use crate::unix;
 
 /// How long a killed process may take to be gone.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The time between two looks at a process that is to end.
+const LOOK_PAUSE: Duration = Duration::from_millis(500);
 
 /// What the kernel appends to the path of a file that has been replaced.
 const DELETED: &str = " (deleted)";
@@ -68,7 +71,7 @@ pub(super) struct Start {
 /// # Errors
 /// The system's.
 pub(super) fn process_at(socket: &Path) -> io::Result<i32> {
-    let stream = unix::connect(socket, unix::CONNECT_TIMEOUT)?;
+    let stream = client::connect(socket, unix::CONNECT_TIMEOUT)?;
     sys::peer::process(stream.as_fd())
 }
 
@@ -81,7 +84,7 @@ impl Running {
         let unseen = |error: io::Error| {
             Failure::failed(format!("cannot look at the daemon's process: {error}"))
         };
-        let stream = unix::connect(client.socket(), unix::CONNECT_TIMEOUT);
+        let stream = client::connect(client.socket(), unix::CONNECT_TIMEOUT);
         let stream = stream.map_err(|error| client.unreachable(error))?;
         let peer = sys::peer::peer(stream.as_fd()).map_err(unseen)?;
         let pid = Pid::from_raw(peer.pid).ok_or_else(|| {
@@ -119,11 +122,21 @@ impl Running {
         Ok(PathBuf::from(OsStr::from_bytes(path)))
     }
 
-    /// Waits until it has ended. Returns whether it has.
+    /// Waits until it has ended, be it that the kernel does not let go of it. Returns whether it has.
     pub(super) fn wait(&self, timeout: Duration) -> bool {
-        let timeout = Timespec::try_from(timeout).ok();
-        let mut ends = [PollFd::new(&self.process, PollFlags::IN)];
-        matches!(poll(&mut ends, timeout.as_ref()), Ok(1..))
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let pause = Timespec::try_from(left.min(LOOK_PAUSE)).ok();
+            let mut ends = [PollFd::new(&self.process, PollFlags::IN)];
+            let is_gone = matches!(poll(&mut ends, pause.as_ref()), Ok(1..));
+            if is_gone || sys::ended::has_ended(self.pid.as_raw_nonzero().get()) {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+        }
     }
 
     /// Kills it, and waits until it has ended.
