@@ -202,18 +202,31 @@ pub struct VmWindows {
 /// What becomes of the VMM of a VM that is removed, for a sentence.
 pub const VMM_RUNS_ON: &str = "its VMM still runs, without a line";
 
-/// How an agent left its last caller without an answer.
+/// How an agent left its last caller without an answer, or leaves one that waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Unanswered {
-    /// When the caller went, as RFC 3339 has it.
+    /// When the caller went, or was seen waiting, as RFC 3339 has it.
     pub time: String,
     /// How long it had waited.
     pub seconds: u64,
+    /// Whether it waits still.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub waits: bool,
 }
 
 impl fmt::Display for Unanswered {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Unanswered { time, seconds } = self;
+        let Unanswered {
+            time,
+            seconds,
+            waits,
+        } = self;
+        if *waits {
+            return write!(
+                formatter,
+                "its agent has not answered a caller that has waited for {seconds} s"
+            );
+        }
         write!(
             formatter,
             "its agent did not answer its last caller in {seconds} s ({time})"
@@ -382,7 +395,7 @@ const ANOTHER_WAITS: &str = "another VMM waits at its socket until this one leav
 const PAUSED: &str = "its VMM has stopped its device: it is probably paused, and answers nothing until its VMM lets it go on (of QEMU: `cont`)";
 
 impl VmStatus {
-    /// What is wrong with its line, or else with one of its cards.
+    /// What is wrong with its line, or else with one of its cards, or with its agent.
     pub fn fault(&self) -> Option<Cow<'_, str>> {
         let another = self.another_waits.then_some(ANOTHER_WAITS);
         let paused = self.paused.then_some(PAUSED);
@@ -395,7 +408,10 @@ impl VmStatus {
             let fault = port.last_fault.as_ref()?;
             Some(Cow::from(format!("card in {}: {fault}", port.network)))
         };
-        of_line.or_else(|| self.nets.iter().find_map(of_card))
+        let of_agent = || self.unanswered.as_ref().map(|of| Cow::from(of.to_string()));
+        of_line
+            .or_else(|| self.nets.iter().find_map(of_card))
+            .or_else(of_agent)
     }
 
     /// Whether nothing in its guest answers, though something did, of this VMM's or an earlier one's, and no fault says why. The driver lets go of the line in a guest that is suspended, as in one that reboots.
@@ -412,7 +428,7 @@ impl VmStatus {
         }
         let meaning = match self.state {
             VmState::Attached if self.is_quiet() => {
-                "a VMM is attached, but nothing in its guest answers now: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup), or its kernel has stopped: see its console"
+                "a VMM is attached, but nothing in its guest answers now: it boots, or it sleeps, as after `ringdown suspend`, and its VMM has to wake it up (of QEMU: system_wakeup), or it has shut down and its VMM outlives it (QEMU with -no-shutdown, which `quit` ends), or its kernel has stopped: see its console"
             }
             VmState::Waiting if self.kind == LineKind::Hybrid => "no VMM listens at its socket",
             VmState::Ready if self.paused => "its agent has called",

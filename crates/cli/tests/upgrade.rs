@@ -201,7 +201,7 @@ fn what_a_new_program_could_not_go_on_with_ends_no_daemon() {
         assert_eq!(refused.code, Some(1), "{}", refused.err);
         let said = refused.out + &refused.err;
         assert!(
-            said.contains("journal has version 2, and it reads none"),
+            said.contains("journal has version 3, and it reads none"),
             "{said}"
         );
     }

@@ -13,18 +13,19 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use api::{
-    ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, NewVm, VmState, VmStatus,
-    VmWindows,
+    ChannelStatus, ChardevInfo, EventDetails, EventKind, LineKind, NewVm, Unanswered, VmState,
+    VmStatus, VmWindows,
 };
 use config::limits::members;
 use config::{Channel, Chardev, LineSpec, Plan, VmRequest, VmmSocket};
-use device::{CaptureFilter, CaptureOptions, NO_CARD, NO_VSOCK_DEVICE, NOT_SHARED};
+use device::{CaptureFilter, CaptureOptions, CircuitFilter, NO_CARD, NO_VSOCK_DEVICE, NOT_SHARED};
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout_at};
 
 use crate::added;
 use crate::capture::CaptureReader;
 use crate::control_error::ControlError;
+use crate::events::waiting_callers;
 use crate::in_force::{InForce, Manner, Parts};
 use crate::line::{Counters, LineStatus};
 use crate::metrics::Pages;
@@ -46,6 +47,8 @@ struct Known {
     networks: networks::Known,
     /// Of VMMs with a vsock device of their own.
     own_vmms: HashMap<String, own_vmms::Seen>,
+    /// Of callers that agents leave without an answer.
+    waiting: HashMap<String, Unanswered>,
 }
 
 /// The VMs of a running daemon, and what is in force about them.
@@ -215,7 +218,12 @@ impl Control {
     fn known(&self, has_ports: bool) -> Known {
         let networks = has_ports.then(|| self.parts.net.networks());
         let lines = self.parts.worker.lines().into_iter();
+        let to_agents = CircuitFilter {
+            vm: None,
+            port: Some(wire::agent::PORT),
+        };
         Known {
+            waiting: waiting_callers(self.parts.circuits.list(&to_agents)),
             lines: lines.map(|line| (line.name.clone(), line)).collect(),
             networks: networks::Known::new(networks.unwrap_or_default()),
             own_vmms: HashMap::new(),
@@ -332,7 +340,10 @@ impl Control {
             _ => VmState::Waiting,
         };
         let unanswered = match state == VmState::Ready && !line.is_some_and(|line| line.paused) {
-            true => self.parts.events.unanswered(&full_name),
+            true => {
+                let waiting = known.waiting.get(&full_name).cloned();
+                waiting.or_else(|| self.parts.events.unanswered(&full_name))
+            }
             false => None,
         };
         let fault = line.and_then(|line| line.last_fault.clone());

@@ -23,6 +23,7 @@ pub use log::{Asked, Events, MAX_EVENTS, MAX_TEXT_LEN};
 pub use places::READERS;
 pub use reader::EventReader;
 pub use refusals::{Call, MAX_REFUSALS, MAX_REFUSALS_OF_ONE};
+pub(crate) use silence::waiting_callers;
 
 #[cfg(test)]
 mod tests;

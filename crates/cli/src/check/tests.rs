@@ -342,6 +342,7 @@ fn an_agent_that_left_its_last_caller_without_an_answer_is_found() {
         unanswered: Some(api::Unanswered {
             time: "2026-11-23T12:00:00Z".to_owned(),
             seconds: 30,
+            waits: false,
         }),
         ..answered.clone()
     };

@@ -1,9 +1,12 @@
 //! Agents that said nothing to their last caller, not even their hello. Their guests' kernels take calls all the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
 
 use api::{EventDetails, EventKind, Unanswered};
+use device::Endpoint;
+use vsock::Side;
+use windows::switchboard::{CircuitList, ListedCircuit};
 use wire::agent::PORT;
 
 use super::log::rfc_3339;
@@ -51,8 +54,33 @@ impl SilentAgents {
         Some(Unanswered {
             time: rfc_3339(*time),
             seconds: age.as_secs(),
+            waits: false,
         })
     }
+}
+
+/// How long callers of agents have waited in vain up to now, by the full names of VMs.
+pub(crate) fn waiting_callers(listed: CircuitList) -> HashMap<String, Unanswered> {
+    let now = rfc_3339(SystemTime::now());
+    let mut waiting = HashMap::<String, Unanswered>::new();
+    for ListedCircuit { circuit, .. } in listed.circuits {
+        let Endpoint::Vm { domain, name, port } = &circuit.callee else {
+            continue;
+        };
+        let is_silent = circuit.bytes[Side::Callee as usize] == 0 && circuit.age >= SILENCE;
+        if *port != PORT || !is_silent {
+            continue;
+        }
+        let seconds = circuit.age.as_secs();
+        let known = waiting.entry(policy::full_name(domain, name));
+        let known = known.or_insert_with(|| Unanswered {
+            time: now.clone(),
+            seconds,
+            waits: true,
+        });
+        known.seconds = known.seconds.max(seconds);
+    }
+    waiting
 }
 
 #[cfg(test)]

@@ -56,6 +56,32 @@ fn listed() -> ListedCircuit {
 }
 
 #[test]
+fn a_caller_that_an_agent_leaves_waiting_is_known_while_it_waits() {
+    let agents = |age: u64, bytes, port| {
+        let mut found = listed();
+        found.circuit.age = Duration::from_secs(age);
+        found.circuit.bytes = bytes;
+        found.circuit.callee = Endpoint::Vm {
+            domain: "red".to_owned(),
+            name: "db".to_owned(),
+            port,
+        };
+        let circuits = vec![found];
+        crate::events::waiting_callers(CircuitList { circuits, more: 0 })
+    };
+    let silent = agents(6, [9, 0], 1007);
+    let words = "its agent has not answered a caller that has waited for 6 s";
+    assert_eq!(silent["red/db"].to_string(), words);
+    for nothing in [
+        agents(6, [9, 1], 1007),
+        agents(1, [9, 0], 1007),
+        agents(6, [9, 0], 80),
+    ] {
+        assert!(nothing.is_empty());
+    }
+}
+
+#[test]
 fn circuits_are_listed_as_they_are_asked_for() {
     let daemon = FakeDaemon::with_file(FILE);
     let open = listed();
