@@ -263,7 +263,9 @@ impl Fabric {
             let dialled = self.slow.timed(party, Some(circuit), || {
                 dial_at(&own, call.socket_type, &vm)
             });
-            return self.settle(redial, dialled);
+            if let Some(dialled) = dialled {
+                return self.settle(redial, dialled);
+            }
         }
         let awaited = self
             .circuit(circuit)
