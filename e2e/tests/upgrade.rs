@@ -1,67 +1,94 @@
-//! `ringdown upgrade` while two guests stream to each other: they see nothing of it.
+//! `ringdown upgrade` and `kill -9` of the daemon, over and over, under load: guests see nothing of it, and what the host takes part in is cut at once or goes on by
+//! itself, as docs/service.md says.
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use e2e::{
-    CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, hold, ringdown_program, spawn,
+    CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Running, hold, ringdown_program,
+    spawn,
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// How long anything that must happen may take.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(600);
 
-/// How many upgrades there are, and with RINGDOWN_E2E_FULL.
-const UPGRADES: u32 = 3;
-const UPGRADES_IN_FULL: u32 = 20;
+/// How many upgrades there are, and as many kills; and with RINGDOWN_E2E_FULL.
+const ROUNDS: u64 = 2;
+const ROUNDS_IN_FULL: u64 = 20;
 
-/// The daemons that upgrades have started. They are no children of this process.
-struct Last(PathBuf);
+/// What `cp` takes over, in bytes.
+const COPIED: usize = 16 << 20;
 
-impl Drop for Last {
-    fn drop(&mut self) {
-        let lock = fs::read_to_string(&self.0).unwrap_or_default();
-        if let Some(pid) = lock
-            .trim()
-            .parse()
-            .ok()
-            .and_then(rustix::process::Pid::from_raw)
-        {
-            // It may have ended.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+/// A runtime directory, its keeper, and the daemon of now. One that an upgrade has started is no child of this process.
+struct Host {
+    directory: PathBuf,
+    keeper: Child,
+    daemon: Daemon,
+}
+
+impl Host {
+    fn start() -> Host {
+        let directory = spawn::scratch_directory().unwrap();
+        let keeper = hold(&directory.join("keeper")).unwrap();
+        let daemon = serve(&directory);
+        Host {
+            directory,
+            keeper,
+            daemon,
         }
+    }
+
+    fn ringdown(&self, arguments: &[&str]) -> String {
+        let output = self.daemon.run(arguments).unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ringdown(arguments)).unwrap()
+    }
+
+    fn start_command(&self, arguments: &[&str], output: &str) -> Child {
+        let file = fs::File::create(self.directory.join(output)).unwrap();
+        let mut command = self.daemon.command(arguments).unwrap();
+        command.stdout(file).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn output(&self, name: &str) -> String {
+        fs::read_to_string(self.directory.join(name)).unwrap()
+    }
+
+    /// Kills the daemon and starts the next one.
+    fn kill(&mut self) {
+        kill_last(&self.directory);
+        // It may have been this process's child.
+        self.daemon.kill().unwrap();
+        self.daemon = serve(&self.directory);
     }
 }
 
-fn ringdown(daemon: &Daemon, arguments: &[&str]) -> String {
-    let output = daemon.run(arguments).unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {said}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+impl Drop for Host {
+    fn drop(&mut self) {
+        kill_last(&self.directory);
+        let _ = self.daemon.kill();
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
 }
 
-fn json(daemon: &Daemon, arguments: &[&str]) -> Value {
-    serde_json::from_str(&ringdown(daemon, arguments)).unwrap()
-}
-
-fn start(guest: &Guest, command: &str) -> e2e::Running {
-    let spec = CommandSpec::new(command).deadline(PATIENCE);
-    guest.start_spec(spec).unwrap()
-}
-
-#[test]
-fn streams_go_on_through_upgrades() {
-    let upgrades = match std::env::var_os("RINGDOWN_E2E_FULL") {
-        Some(_) => UPGRADES_IN_FULL,
-        None => UPGRADES,
-    };
-    let directory = spawn::scratch_directory().unwrap();
-    let mut keeper = hold(&directory.join("keeper")).unwrap();
+fn serve(directory: &Path) -> Daemon {
     let mut spec = DaemonSpec::new().arguments(&[
+        "--network",
+        "lan",
         "--allow",
         "from=web,to=db,port=5000",
         "--allow",
@@ -69,73 +96,182 @@ fn streams_go_on_through_upgrades() {
         "--keeper",
         &directory.join("keeper").display().to_string(),
     ]);
-    spec.runtime_directory = Some(directory.clone());
-    let daemon = Daemon::start(spec).unwrap();
-    for (vm, cid) in [("web", "3"), ("db", "4")] {
-        ringdown(&daemon, &["vm", "add", vm, "--cid", cid]);
+    spec.runtime_directory = Some(directory.to_owned());
+    Daemon::start(spec).unwrap()
+}
+
+/// Kills the process that has the lock of the runtime directory.
+fn kill_last(directory: &Path) {
+    let lock = fs::read_to_string(directory.join("lock")).unwrap_or_default();
+    if let Some(pid) = lock.trim().parse().ok().and_then(Pid::from_raw) {
+        // It may have ended.
+        let _ = kill_process(pid, Signal::KILL);
     }
-    let guest = |name: &str, kernel| GuestSpec::new(name, kernel).with_tools().attached(&daemon);
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < until, "it did not come to be: {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn boot(host: &Host) -> Vec<Guest> {
+    for (vm, cid) in [("web", "3"), ("db", "4")] {
+        host.ringdown(&["vm", "add", vm, "--cid", cid, "--net", "lan"]);
+    }
+    let guest = |name: &str, kernel| {
+        let spec = GuestSpec::new(name, kernel).layer("lan").with_tools();
+        spec.attached(&host.daemon)
+    };
     let guests = vec![guest("web", Kernel::V6_1), guest("db", Kernel::V6_12)];
     let guests = Guest::boot_all(guests).unwrap();
+    for guest in &guests {
+        guest.shell("modprobe virtio_net && ip link set eth0 up && udhcpc -i eth0 -n -q -t 20 -T 1 2>&1").unwrap();
+    }
+    guests
+}
+
+fn start(guest: &Guest, command: &str) -> Running {
+    let spec = CommandSpec::new(command).deadline(PATIENCE);
+    guest.start_spec(spec).unwrap()
+}
+
+/// What one guest sends another until /tmp/stop exists, so that every restart is in the middle of it.
+struct Stream {
+    receives: Running,
+    sums: Running,
+    sends: Running,
+}
+
+impl Stream {
+    fn start(from: &Guest, to: &Guest, listen: &str, connect: &str) -> Stream {
+        let receives = start(to, &format!("socat -u {listen} STDOUT | sha256sum"));
+        let copy = format!("/tmp/copy-{}", &listen[..3]);
+        from.shell(&format!("mkfifo {copy}")).unwrap();
+        let sums = start(from, &format!("sha256sum < {copy}"));
+        let sends = format!(
+            "(n=0; while [ ! -e /tmp/stop ]; do seq ${{n}}00000 ${{n}}99999; n=$((n+1)); done) | tee {copy} | \
+             socat -u STDIN {connect},retry=100,interval=0.1; echo sent"
+        );
+        Stream {
+            receives,
+            sums,
+            sends: start(from, &sends),
+        }
+    }
+
+    fn ends_whole(self) {
+        let text = |running: Running| running.wait().unwrap().text().trim().to_owned();
+        assert!(text(self.sends).contains("sent"));
+        assert_eq!(text(self.receives), text(self.sums));
+    }
+}
+
+/// A circuit of the host is reset with its daemon: the command that has it ends, and says so.
+fn is_cut(exec: Child) {
+    let ended = exec.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(255), "{ended:?}");
+    assert!(!ended.stderr.is_empty());
+}
+
+/// A copy that a restart has met goes on by itself or fails with a word; the same command then finishes it.
+fn is_copied(host: &Host, copy: Child, arguments: &[&str]) {
+    let ended = copy.wait_with_output().unwrap();
+    if !ended.status.success() {
+        assert!(!ended.stderr.is_empty(), "{ended:?}");
+        host.ringdown(arguments);
+    }
+}
+
+/// Each line once, in order.
+fn assert_numbered(log: &str) {
+    let lines: Vec<&str> = log.lines().collect();
+    for (number, line) in lines.iter().enumerate() {
+        assert_eq!(*line, format!("line {number}"));
+    }
+}
+
+#[test]
+fn guests_see_nothing_of_upgrades_and_kills() {
+    let rounds = match std::env::var_os("RINGDOWN_E2E_FULL") {
+        Some(_) => ROUNDS_IN_FULL,
+        None => ROUNDS,
+    };
+    let mut host = Host::start();
+    let guests = boot(&host);
     let [web, db] = &guests[..] else {
         panic!("two guests")
     };
-    let _last = Last(directory.join("lock"));
-    let new = directory.join("new");
+    let new = host.directory.join("new");
     fs::copy(ringdown_program().unwrap(), &new).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+    let programs = [new, ringdown_program().unwrap()];
+    let file = host.directory.join("copied");
+    fs::write(&file, vec![7; COPIED]).unwrap();
 
-    // Each sends until it is asked to stop, so that every upgrade is in the middle of both streams.
-    let ends = [(web, 4), (db, 3)].map(|(guest, peer)| {
-        let receives = start(guest, "socat -u VSOCK-LISTEN:5000 STDOUT | sha256sum");
-        let sends = format!(
-            "(n=0; while [ ! -e /tmp/stop ]; do seq ${{n}}00000 ${{n}}99999; n=$((n+1)); done) | tee /tmp/copy | \
-             socat -u STDIN VSOCK-CONNECT:{peer}:5000,retry=100,interval=0.1; echo sent"
-        );
-        guest.shell("mkfifo /tmp/copy").unwrap();
-        let sums = start(guest, "sha256sum < /tmp/copy");
-        (guest, receives, sums, sends)
+    let streams = [
+        Stream::start(web, db, "VSOCK-LISTEN:5000", "VSOCK-CONNECT:4:5000"),
+        Stream::start(db, web, "VSOCK-LISTEN:5000", "VSOCK-CONNECT:3:5000"),
+        Stream::start(web, db, "TCP-LISTEN:5000", "TCP:db:5000"),
+    ];
+    let writes = "n=0; while [ ! -e /tmp/stop ]; do echo line $n; n=$((n+1)); usleep 20000; done >> /tmp/numbers";
+    db.shell("touch /tmp/numbers").unwrap();
+    let follow = ["logs", "db", "--follow", "/tmp/numbers"];
+    let mut follows = host.start_command(&follow, "log");
+    let writer = start(db, writes);
+    eventually("two circuits and lines of the log", || {
+        host.ringdown(&["ls"]).matches(":5000").count() == 2 && host.output("log").contains("line")
     });
-    let streams = ends.map(|(guest, receives, sums, sends)| {
-        let sends = start(guest, &sends);
-        (guest, receives, sums, sends)
-    });
-    let until = std::time::Instant::now() + PATIENCE;
-    while ringdown(&daemon, &["ls"]).matches(":5000").count() < 2 {
-        assert!(std::time::Instant::now() < until, "no circuits");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 
-    let check = json(&daemon, &["upgrade", "--check", "--json"]);
+    let check = host.json(&["upgrade", "--check", "--json"]);
     let plan = &check["upgrade"]["daemon"];
-    assert_eq!(plan["circuits"], 2, "{check}");
     assert_eq!(plan["lines"].as_array().unwrap().len(), 2, "{check}");
-    let programs = [new.clone(), ringdown_program().unwrap()];
     let mut pauses = Vec::new();
-    for upgrade in 1..=upgrades {
-        let program = programs[upgrade as usize % 2].display().to_string();
-        ringdown(&daemon, &["upgrade", "--binary", &program]);
-        let restart = &json(&daemon, &["vm", "ls", "--json"])["restart"];
-        assert_eq!(restart["restarts"], upgrade, "{restart}");
-        assert_eq!(restart["circuits"], 2, "{restart}");
-        assert_eq!(restart["lines"], 2, "{restart}");
-        pauses.push(restart["pause_ms"].as_u64().unwrap());
+    for restart in 1..=2 * rounds {
+        host.ringdown(&["exec", "db", "--wait", "60", "--", "true"]);
+        let exec = ["exec", "web", "--wait", "60", "--", "sh", "-c"];
+        let exec = [&exec[..], &["echo here; sleep 1000"]].concat();
+        let exec = host.start_command(&exec, "exec");
+        let target = format!("db:/tmp/copied-{}", restart % 2);
+        let copy = ["cp", &file.display().to_string(), &target].map(str::to_owned);
+        let copy = copy.each_ref().map(String::as_str);
+        let copies = host.start_command(&copy, "cp");
+        eventually("a command that runs", || host.output("exec") == "here\n");
+        if restart % 2 == 0 {
+            host.kill();
+        } else {
+            let program = programs[restart as usize / 2 % 2].display().to_string();
+            host.ringdown(&["upgrade", "--binary", &program]);
+        }
+        is_cut(exec);
+        is_copied(&host, copies, &copy);
+        let cost = &host.json(&["vm", "ls", "--json"])["restart"];
+        assert_eq!(cost["restarts"], restart, "{cost}");
+        assert_eq!(cost["circuits"], 2, "{cost}");
+        assert_eq!(cost["lines"], 2, "{cost}");
+        pauses.push(cost["pause_ms"].as_u64().unwrap());
     }
-    println!("pauses in ms: {pauses:?}");
-    for (guest, ..) in &streams {
+    println!("pauses in ms, of upgrades and kills in turn: {pauses:?}");
+    for guest in [web, db] {
         guest.shell("touch /tmp/stop").unwrap();
     }
-    let text = |running: e2e::Running| running.wait().unwrap().text().trim().to_owned();
-    let ends = streams.map(|(_, receives, sums, sends)| {
-        assert!(text(sends).contains("sent"));
-        (text(sums), receives)
+    for stream in streams {
+        stream.ends_whole();
+    }
+    writer.wait().unwrap();
+    let written = db.shell("cat /tmp/numbers").unwrap();
+    eventually("the whole log", || {
+        host.output("log").len() >= written.trim().len()
     });
-    let sent = [&ends[0].0, &ends[1].0].map(String::clone);
-    let received = ends.map(|(_, receives)| text(receives));
-    assert_eq!([&received[1], &received[0]], [&sent[0], &sent[1]]);
+    follows.kill().unwrap();
+    follows.wait().unwrap();
+    assert_eq!(host.output("log").trim(), written.trim());
+    assert_numbered(&host.output("log"));
+    let sums = db
+        .shell("cmp /tmp/copied-0 /tmp/copied-1 && wc -c < /tmp/copied-0")
+        .unwrap();
+    assert_eq!(sums.trim(), COPIED.to_string());
     drop(guests);
-    drop(daemon);
-    // It may have been killed with the last daemon.
-    let _ = keeper.kill();
-    keeper.wait().unwrap();
 }
