@@ -196,16 +196,14 @@ impl Holder {
         self.daemon_went = Some(Instant::now());
     }
 
-    /// Lets go of a daemon that has ended though the kernel has not let go of it, and so not of its connection.
+    /// Lets go of a daemon that has just been killed, or that has ended though the kernel does not let go of it, and so not of its connection.
     fn forget_ended_daemon(&mut self) {
         let daemon = self.daemon.as_ref().map(OwnedFd::as_fd);
         let process = daemon.and_then(|daemon| sys::peer::process(daemon).ok());
-        if !process.is_some_and(sys::ended::has_ended) {
-            return;
-        }
-        // What it said last is there.
+        let has_ended = process.is_some_and(sys::ended::has_ended);
+        // What it said last is there, and by now perhaps its end.
         self.hear_daemon();
-        if self.daemon.is_some() {
+        if self.daemon.is_some() && has_ended {
             tracing::warn!(
                 pid = process,
                 "the daemon has ended, and the kernel does not let go of it"

@@ -10,9 +10,12 @@ use std::sync::Mutex;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// How often threads that are about to end are looked at before they count as ended, and the time between two looks.
+/// How often in a row threads that wait in the kernel are looked at before they count as ended, and the time between two looks.
 const LOOKS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// How often a process is looked at that ends and has much to give back: for five seconds.
+const MOST_LOOKS: u32 = 250;
 
 /// A thread's flag in the kernel: it has begun to end.
 const PF_EXITING: u64 = 0x4;
@@ -30,24 +33,29 @@ enum Seen {
     Ended,
     /// It runs its program no more, and waits for something in the kernel.
     Waits,
+    /// It runs its program no more, and gives back what it has.
+    Ends,
     /// It runs, or may be about to end by itself.
     Runs,
 }
 
-/// Whether no thread of a process runs its program any more, and none goes on to end within a fifth of a second. False of one that cannot be seen from here, as there is none.
+/// Whether no thread of a process runs its program any more, after a wait for those that end by themselves: until they have, or wait in the kernel for a fifth of a
+/// second. False of one that cannot be seen from here, as there is none.
 pub fn has_ended(pid: i32) -> bool {
-    for look in 0..LOOKS {
+    let mut waits = 0;
+    for look in 0..MOST_LOOKS {
         if look > 0 {
             sleep(PAUSE);
         }
         match look_at(Path::new(&format!("/proc/{pid}/task"))) {
-            Ok(Seen::Waits) => {}
-            Ok(seen) => return seen == Seen::Ended,
+            Ok(Seen::Ends) => waits = 0,
+            Ok(Seen::Waits) if waits + 1 < LOOKS => waits += 1,
+            Ok(seen) => return seen != Seen::Runs,
             // It was about to end, and is gone.
             Err(_) => return look > 0,
         }
     }
-    true
+    false
 }
 
 /// Remembers that a process has ended.
@@ -112,6 +120,7 @@ fn thread_of(stat: &str, status: &str) -> Seen {
     match fields.first() {
         Some(&("Z" | "X")) => Seen::Ended,
         Some(&("D" | "S")) if begins_to_end || is_killed(status) => Seen::Waits,
+        Some(&"R") if begins_to_end || is_killed(status) => Seen::Ends,
         _ => Seen::Runs,
     }
 }

@@ -40,7 +40,10 @@ fn a_thread_runs_unless_it_can_run_nothing_any_more() {
         ('S', 0x40_0040, NONE, Seen::Runs),
         ('D', 0x40_0040, TERMINATED, Seen::Runs),
         // It gives its memory back.
-        ('R', 0x4, KILLED, Seen::Runs),
+        ('R', 0x4, NONE, Seen::Ends),
+        // It has yet to take the signal.
+        ('R', 0x40_0040, KILLED, Seen::Ends),
+        ('R', 0x40_0040, TERMINATED, Seen::Runs),
         // A debugger has it, or it is stopped.
         ('t', 0x4, KILLED, Seen::Runs),
         ('T', 0, NONE, Seen::Runs),
@@ -78,6 +81,8 @@ fn of_a_process_the_thread_counts_that_is_farthest_from_its_end() {
     assert_eq!(look(), Seen::Ended);
     write("43", 'D', 0, KILLED);
     assert_eq!(look(), Seen::Waits);
+    write("43", 'R', 0, KILLED);
+    assert_eq!(look(), Seen::Ends);
     write("44", 'S', 0, NONE);
     assert_eq!(look(), Seen::Runs);
     std::fs::remove_dir_all(at("44")).unwrap();
