@@ -13,14 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use api::{Finding, ReloadRequest};
+use api::Finding;
 use config::directories::{circuit_socket, control_socket};
 use config::input::check_socket_path;
-use config::{Addresses, Cids, Config, ConfigError, ControlGroups, Plan, Settings, StateError};
+use config::{Addresses, Cids, Config, ConfigError, Plan, Settings, StateError};
 use keeper::{Keeper, KeeperError};
 use rustix::fs::Mode;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::added;
 use crate::api::Access;
@@ -42,11 +41,17 @@ use crate::{log_budget, log_writer};
 use hostside::arrivals::{ArrivalSender, Arrivals, arrivals};
 use hostside::offers::Offers;
 use runtime::directory::{
-    RuntimeError, RuntimeLock, close_to_others, give_to_group, listen_privately, open_to,
-    operators, prepare_directory, set_ended_aside, who_is_shut_out, writable_by_all,
+    RuntimeError, RuntimeLock, give_to_group, operators, prepare_directory, set_ended_aside,
+    writable_by_all,
 };
 use windows::memory::{Windows, WindowsError};
 use windows::switchboard::Circuits;
+
+use self::private_socket::PrivateSocket;
+use self::signals::Signals;
+
+mod private_socket;
+mod signals;
 
 /// The most findings about a configuration that the log is told of.
 const MAX_TOLD_FINDINGS: usize = 20;
@@ -100,6 +105,11 @@ impl ServeError {
     pub fn is_usage(&self) -> bool {
         matches!(self, ServeError::Config(ConfigError::Input { .. }))
     }
+}
+
+/// What the system said to something.
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServeError {
+    move |error| ServeError::System { what, error }
 }
 
 /// What a worker is given when it starts.
@@ -173,35 +183,10 @@ impl Daemon {
         } = prepared;
         let locks = lock(&settings)?;
         // Only now: another daemon that was about to end may have written until now.
-        let cids = Cids::load(&settings.state_dir)?;
-        let addresses = Addresses::load(&settings.state_dir)?;
-        let plan = Plan::new(settings.runtime_dir.clone(), cids).remembering(addresses);
-        let nothing = InForce {
-            book: Rulebook::without_rules(plan),
-            configured: BTreeSet::new(),
-            audit: config.audit.clone(),
-            unavailable: Unavailable::new(),
-        };
+        let nothing = nothing_in_force(&settings, &config)?;
         let (in_force, _) = nothing.changed(&config)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(MAX_QUESTIONS + MAX_GATES)
-            .build()
-            .map_err(|error| ServeError::System {
-                what: "start the control thread",
-                error,
-            })?;
-        let audit = Audit::start(config.audit.as_deref());
-        let (audit, audit_writer) = audit.map_err(|error| match &config.audit {
-            Some(path) => ServeError::Audit {
-                path: path.clone(),
-                error,
-            },
-            None => ServeError::System {
-                what: "start the audit",
-                error,
-            },
-        })?;
+        let runtime = control_runtime().map_err(system("start the control thread"))?;
+        let (audit, audit_writer) = start_audit(config.audit.as_deref())?;
         let operators = operators(
             &settings.runtime_dir,
             settings.control,
@@ -220,10 +205,7 @@ impl Daemon {
             operators,
             keeper: keeper.clone(),
         };
-        let started = start_worker(surroundings).map_err(|error| ServeError::System {
-            what: "start the worker",
-            error,
-        })?;
+        let started = start_worker(surroundings).map_err(system("start the worker"))?;
         let running = RunningWorker(started.worker.clone());
         let running_net = RunningNet(started.net.clone());
         let running_circuits = RunningCircuits(started.circuits.clone());
@@ -246,16 +228,7 @@ impl Daemon {
         parts.windows.sweep();
         let settings = &parts.settings;
         // Last, so that whoever finds the control socket finds the VMs too.
-        let circuit_path = circuit_socket(&settings.runtime_dir);
-        let circuit_socket = PrivateSocket::listen(&circuit_path)?;
-        if let Some(group) = operators {
-            give_to_group(&circuit_path, group)?;
-        }
-        let served = parts.circuits.serve(circuit_socket.listener()?);
-        served.map_err(|error| ServeError::System {
-            what: "watch the socket for programs that want circuits",
-            error,
-        })?;
+        let circuit_socket = serve_circuits(&parts, operators)?;
         let control_socket = match handed_over {
             Some(listener) => PrivateSocket::handed_over(listener, settings)?,
             None => PrivateSocket::listen_for(settings)?,
@@ -304,7 +277,6 @@ impl Daemon {
         let keeper = parts.keeper.clone();
         let restarts = parts.restart.as_ref().map_or(0, |restart| restart.restarts);
         let ended = runtime.block_on(async {
-            let system = |what| move |error| ServeError::System { what, error };
             let worker = parts.worker.clone();
             let secrets = Box::new(move |vm: &str, secret| worker.set_agent_secret(vm, secret));
             let readiness = Arc::new(Readiness::telling(parts.events.clone(), secrets));
@@ -353,6 +325,50 @@ impl Daemon {
     }
 }
 
+/// No VM and no rule yet, but the numbers and addresses that VMs had.
+fn nothing_in_force(settings: &Settings, config: &Config) -> Result<InForce, ServeError> {
+    let cids = Cids::load(&settings.state_dir)?;
+    let addresses = Addresses::load(&settings.state_dir)?;
+    let plan = Plan::new(settings.runtime_dir.clone(), cids).remembering(addresses);
+    Ok(InForce {
+        book: Rulebook::without_rules(plan),
+        configured: BTreeSet::new(),
+        audit: config.audit.clone(),
+        unavailable: Unavailable::new(),
+    })
+}
+
+fn control_runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(MAX_QUESTIONS + MAX_GATES)
+        .build()
+}
+
+/// Starts the audit, to a file if there is one.
+fn start_audit(path: Option<&Path>) -> Result<(Audit, AuditWriter), ServeError> {
+    Audit::start(path).map_err(|error| match path {
+        Some(path) => ServeError::Audit {
+            path: path.to_owned(),
+            error,
+        },
+        None => system("start the audit")(error),
+    })
+}
+
+/// Listens for programs that want circuits, of the operators too if there is such a group.
+fn serve_circuits(parts: &Parts, operators: Option<u32>) -> Result<PrivateSocket, ServeError> {
+    let path = circuit_socket(&parts.settings.runtime_dir);
+    let socket = PrivateSocket::listen(&path)?;
+    if let Some(group) = operators {
+        give_to_group(&path, group)?;
+    }
+    let listener = socket.listener().map_err(system("listen"))?;
+    let served = parts.circuits.serve(listener);
+    served.map_err(system("watch the socket for programs that want circuits"))?;
+    Ok(socket)
+}
+
 /// Runs the daemon for this process: until SIGTERM or SIGINT, with `ready` on `out` and a word to the service
 /// manager when every socket listens. SIGHUP reads the configuration again, SIGUSR1 opens the audit's file anew.
 ///
@@ -376,10 +392,7 @@ pub fn serve(
     // Sockets belong to this user from their first moment, and so does what the programs of services make.
     rustix::process::umask(Mode::from_raw_mode(0o077));
     sandbox::enter(sandbox, &prepared.config, &prepared.settings)?;
-    log_writer::start().map_err(|error| ServeError::System {
-        what: "start the log's thread",
-        error,
-    })?;
+    log_writer::start().map_err(system("start the log's thread"))?;
     let daemon = Daemon::listen(prepared, start_worker)?;
     daemon.run(|control| {
         let mut signals = Signals::install()?;
@@ -456,10 +469,7 @@ impl Prepared {
 
 /// What a configuration comes to, before the CIDs are filled in: the memory of them is the daemon's that runs.
 fn checked(config: &Config) -> Result<(Settings, Rulebook), ServeError> {
-    let settings = Settings::of(config).map_err(|error| ServeError::System {
-        what: "find the runtime directory",
-        error,
-    })?;
+    let settings = Settings::of(config).map_err(system("find the runtime directory"))?;
     check_socket_path(&control_socket(&settings.runtime_dir)).map_err(|error| {
         ConfigError::Input {
             place: "the runtime directory".to_owned(),
@@ -524,109 +534,6 @@ impl Drop for RunningWorker {
     fn drop(&mut self) {
         self.0.stop();
     }
-}
-
-/// A socket of this daemon's own that only its user may connect to; or one of the service manager's, which says who may.
-struct PrivateSocket {
-    listener: UnixListener,
-    /// What is to be removed at the end.
-    _file: Option<device::SocketFile>,
-}
-
-impl PrivateSocket {
-    fn listen(path: &Path) -> Result<PrivateSocket, RuntimeError> {
-        let (listener, file) = listen_privately(path)?;
-        Ok(PrivateSocket {
-            listener,
-            _file: Some(file),
-        })
-    }
-
-    /// The control socket, for those whom the configuration names. What each may do is decided about each connection.
-    fn listen_for(settings: &Settings) -> Result<PrivateSocket, RuntimeError> {
-        let path = control_socket(&settings.runtime_dir);
-        let socket = PrivateSocket::listen(&path)?;
-        match settings.control == ControlGroups::default() {
-            true => close_to_others(&settings.runtime_dir)?,
-            false => open_to(&settings.runtime_dir, &path, settings.control.only_one())?,
-        }
-        Ok(socket)
-    }
-
-    fn handed_over(
-        listener: UnixListener,
-        settings: &Settings,
-    ) -> Result<PrivateSocket, RuntimeError> {
-        for finding in who_is_shut_out(&settings.runtime_dir, settings.control)? {
-            tracing::warn!("{finding}");
-        }
-        Ok(PrivateSocket {
-            listener,
-            _file: None,
-        })
-    }
-
-    fn listener(&self) -> Result<UnixListener, ServeError> {
-        self.listener
-            .try_clone()
-            .map_err(|error| ServeError::System {
-                what: "listen",
-                error,
-            })
-    }
-
-    fn tokio_listener(&self) -> io::Result<tokio::net::UnixListener> {
-        let listener = self.listener.try_clone()?;
-        listener.set_nonblocking(true)?;
-        tokio::net::UnixListener::from_std(listener)
-    }
-}
-
-/// The signals that the daemon knows.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-    user: Signal,
-}
-
-impl Signals {
-    fn install() -> io::Result<Signals> {
-        Ok(Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-            user: signal(SignalKind::user_defined1())?,
-        })
-    }
-
-    /// Does what signals say until one says that it is over, and returns that one's name.
-    async fn serve(&mut self, control: &Arc<Control>) -> &'static str {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return "SIGTERM",
-                _ = self.interrupt.recv() => return "SIGINT",
-                () = control.is_to_hand_over() => return "hand-over",
-                _ = self.hangup.recv() => reload(control).await,
-                _ = self.user.recv() => match control.rotate_audit().await {
-                    Ok(()) => tracing::info!("opened the audit's file anew"),
-                    Err(error) => tracing::error!("{error}"),
-                },
-            }
-        }
-    }
-}
-
-/// Reloads, and tells the service manager when that begins and ends (sd_notify(3), `Type=notify-reload`).
-async fn reload(control: &Arc<Control>) {
-    let begun = sd_notify::NotifyState::monotonic_usec_now();
-    match begun {
-        Ok(begun) => notify(&[sd_notify::NotifyState::Reloading, begun]),
-        Err(error) => tracing::warn!(%error, "cannot tell the service manager"),
-    }
-    // How it went is in the log.
-    let _ = control.reload(ReloadRequest::default()).await;
-    notify(&[sd_notify::NotifyState::Ready]);
 }
 
 #[cfg(test)]
