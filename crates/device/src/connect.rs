@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, absolute};
 
-use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use rustix::net::{SocketType, connect};
 use sys::links::{Entry, Fuse, address_of, find};
@@ -46,31 +45,21 @@ pub(crate) enum Dial {
     Failed(Reason),
 }
 
-impl crate::slow::Outcome for Option<Dial> {}
+impl crate::slow::Outcome for Dial {}
 
 /// Dials the listener at `path` for a VM without waiting for it.
 pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
-    let found = absolute(path).and_then(|path| find(&path, Fuse::Refused));
-    dial_found(found, path, socket_type, vm)
+    let find = || find(&absolute(path)?, Fuse::Refused);
+    dial_found(find, path, socket_type, vm)
 }
 
-/// Dials the listener of this name for a VM without waiting for it. None if a link has the name, which may lead anywhere.
-pub(crate) fn dial_at(
-    place: &Entry,
-    socket_type: wire::vsock::SocketType,
-    vm: &str,
-) -> Option<Dial> {
-    let found = place.find();
-    let is_link = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-    if found.as_ref().is_ok_and(|(_, stat)| is_link(stat)) {
-        return None;
-    }
-    let found = found.map(|(file, _)| file);
-    Some(dial_found(found, place.path(), socket_type, vm))
+/// Dials the listener of this name for a VM without waiting for it.
+pub(crate) fn dial_at(place: &Entry, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
+    dial_found(|| place.find_behind_links(), place.path(), socket_type, vm)
 }
 
 fn dial_found(
-    found: io::Result<OwnedFd>,
+    find: impl FnOnce() -> io::Result<OwnedFd>,
     path: &Path,
     socket_type: wire::vsock::SocketType,
     vm: &str,
@@ -79,7 +68,7 @@ fn dial_found(
         wire::vsock::SocketType::Stream => SocketType::STREAM,
         wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
     };
-    let error = match found.and_then(|found| connect_to_found(&found, socket_type)) {
+    let error = match find().and_then(|found| connect_to_found(&found, socket_type)) {
         Ok(socket) => return Dial::Reached(socket),
         Err(error) => error,
     };

@@ -27,7 +27,7 @@ mod fuse;
 mod helper;
 mod place;
 
-pub use helper::{has_ended as helper_has_ended, start as start_helper};
+pub use helper::{has_ended as helper_has_ended, start as start_helper, wait_at_most};
 
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;
@@ -171,9 +171,9 @@ impl Entry {
         }
     }
 
-    /// Whether root and this process's user alone can read or change what is in its directory, and change where the path leads: nobody else can hold up who looks there.
-    pub fn is_private(&self) -> bool {
-        self.directory.is_private()
+    /// Whether root and this process's user alone can change what is in its directory, and where the path leads.
+    pub fn is_ours(&self) -> bool {
+        self.directory.is_firm && self.directory.is_closed()
     }
 
     /// The path by which it is in its directory, as it was found.
@@ -213,6 +213,18 @@ impl Entry {
         let found = self.directory.arrive(found, &self.name, &self.path)?;
         let found = found.if_it_counts(&self.name, &self.path)?;
         Ok((found.file, found.stat))
+    }
+
+    /// What has the name now, or what it leads to by links that no other user could have set.
+    ///
+    /// # Errors
+    /// As [`find`].
+    pub fn find_behind_links(&self) -> io::Result<OwnedFd> {
+        let (found, stat) = self.find()?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => find(&self.path, self.directory.fuse),
+            _ => Ok(found),
+        }
     }
 
     /// Opens what has the name, which is no symbolic link, nor a file of another name that another user could have put here.
@@ -260,7 +272,7 @@ impl Entry {
         let directory = self.directory.file.as_fd();
         let descriptors = [&[directory], more].concat();
         match helper::in_force() {
-            Some(helper) if !self.is_private() => {
+            Some(helper) if !self.directory.is_private() => {
                 let parent = self.path.parent().unwrap_or(&self.path);
                 helper.ask(act, parent, &descriptors)
             }

@@ -263,9 +263,7 @@ impl Fabric {
             let dialled = self.slow.timed(party, Some(circuit), || {
                 dial_at(&own, call.socket_type, &vm)
             });
-            if let Some(dialled) = dialled {
-                return self.settle(redial, dialled);
-            }
+            return self.settle(redial, dialled);
         }
         let awaited = self
             .circuit(circuit)

@@ -90,11 +90,8 @@ impl House {
                 }
             }
         });
-        // Where programs are looked for at once, as in the runtime directory.
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        let directory = tempfile::Builder::new().permissions(mode).tempdir();
         House {
-            directory: directory.unwrap(),
+            directory: tempfile::tempdir().unwrap(),
             jobs,
             waker,
             thread: Some(thread),
