@@ -524,6 +524,29 @@ fn an_audit_without_a_file_takes_no_more_of_the_log_than_lines_do() {
     assert_eq!(written + held_back, calls);
 }
 
+/// As where programs that a container runs write their logs.
+#[test]
+fn an_audit_may_be_a_descriptor_of_the_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path();
+    let link = run.join("audit.log");
+    std::os::unix::fs::symlink("/dev/stdout", &link).unwrap();
+    for audit in [Path::new("/dev/stdout"), Path::new("/dev/fd/1"), &link] {
+        let file = run.join("c.toml");
+        let vm = format!("[[vm]]\nname = \"fc\"\nhybrid = {:?}\n", run.join("fc"));
+        let service = "[[service]]\nname = \"s\"\nport = 5000\nto = \"tcp:127.0.0.1:9\"\n";
+        std::fs::write(&file, format!("audit = {audit:?}\n{vm}{service}")).unwrap();
+        let arguments = ["--config", file.to_str().unwrap()];
+        let mut daemon = Daemon::start_with(run, &run.join("no-notify"), &arguments);
+        daemon.wait_until_ready();
+        call_in_vain(&run.join("fc_5000"), 1);
+        let mut line = String::new();
+        daemon.out.read_line(&mut line).unwrap();
+        let record: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(record["from"]["vm"], "fc");
+    }
+}
+
 /// Nothing may wait for its reader at the end, either.
 #[test]
 fn a_daemon_whose_log_is_not_read_ends_all_the_same() {

@@ -23,10 +23,12 @@ use act::{Act, Outcome};
 use place::{PATH_ONLY, Place};
 
 mod act;
+mod file;
 mod fuse;
 mod helper;
 mod place;
 
+pub use file::{open_behind_links, read_byte, write};
 pub use helper::{has_ended as helper_has_ended, start as start_helper, wait_at_most};
 
 /// As many links as the kernel follows in a path.
@@ -123,8 +125,16 @@ impl Entry {
     /// # Errors
     /// As [`find`].
     pub fn behind_links(path: &Path, fuse: Fuse) -> io::Result<Entry> {
+        Entry::follow(path, fuse, |_| false)
+    }
+
+    /// The same, and links at such a path are not followed.
+    fn follow(path: &Path, fuse: Fuse, is_end: fn(&Path) -> bool) -> io::Result<Entry> {
         let mut entry = Entry::at(path, fuse)?;
         for _ in 0..=MAX_LINKS {
+            if is_end(&entry.path) {
+                return Ok(entry);
+            }
             let link = match entry.find() {
                 Ok((link, stat)) if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink => {
                     link

@@ -1,11 +1,13 @@
 //! Where the lines go: a file that the system's tools may move away, or the log.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
+use sys::links;
 
 pub(super) struct Sink {
     file: Option<(Box<Path>, File)>,
@@ -81,7 +83,7 @@ impl Sink {
         if self.torn {
             text.insert(0, '\n');
         }
-        match file.write_all(text.as_bytes()) {
+        match write_all(file, path, text.as_bytes()) {
             Ok(()) => {
                 self.torn = false;
                 if std::mem::take(&mut self.told) {
@@ -104,14 +106,21 @@ impl Sink {
 }
 
 fn open_file(path: &Path) -> io::Result<(Box<Path>, File)> {
-    let file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        // A pipe that nobody reads must not stop us, neither now nor when it is full.
-        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32)
-        .open(path)?;
+    // A pipe that nobody reads must not stop us, neither now nor when it is full.
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK;
+    let file = links::open_behind_links(path, flags, Mode::RUSR | Mode::WUSR)?;
     Ok((path.into(), file))
+}
+
+fn write_all(file: &File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        match links::write(file, path, rest)? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            count => rest = &rest[count..],
+        }
+    }
+    Ok(())
 }
 
 /// Whether a file ends within a line, as a full disk or the end of a machine has left it. If that cannot be read, it may.
@@ -123,19 +132,15 @@ fn is_torn(path: &Path, file: &File) -> bool {
         return false;
     }
     let last = || {
-        let mut options = OpenOptions::new();
         // What has the name by now may be another file.
-        let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-        let mut read = options.read(true).custom_flags(nonblock).open(path)?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let read = links::open_behind_links(path, flags, Mode::empty())?;
         if !is_same(&read, file) {
             return Err(io::ErrorKind::NotFound.into());
         }
-        let mut last = [0];
-        read.seek(SeekFrom::End(-1))?;
-        read.read_exact(&mut last)?;
-        Ok::<_, io::Error>(last)
+        links::read_byte(&read, path, metadata.len() - 1)
     };
-    last().map_or(true, |last| last != *b"\n")
+    last().map_or(true, |last| last != b'\n')
 }
 
 fn is_same(one: &File, other: &File) -> bool {

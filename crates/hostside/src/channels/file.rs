@@ -1,11 +1,11 @@
 //! A file that grows to a size and then begins anew, with what was before it beside it.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fstat};
-use sys::links::{Entry, Fuse, file_id};
+use sys::links::{self, Entry, Fuse, file_id};
 
 /// A file that is appended to. With the one before it, `PATH.1`, it never has more than twice its size on the disk.
 #[derive(Debug)]
@@ -70,16 +70,16 @@ impl GrowingFile {
                 self.begin_anew(&entry)?;
                 continue;
             }
-            let Some(file) = self.file.as_mut() else {
+            let Some(file) = &self.file else {
                 return Err(io::ErrorKind::NotFound.into());
             };
-            let count = file.write(&rest[..cut])?;
+            let count = links::write(file, &self.path, &rest[..cut])?;
             if count == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
             *written += count;
             self.len += count as u64;
-            if cut < fits {
+            if count == cut && cut < fits {
                 self.begin_anew(&entry)?;
             }
         }

@@ -1,4 +1,4 @@
-//! What takes a directory's lock in the kernel: looking a name up, making it, giving it another one, removing it.
+//! What takes a directory's lock in the kernel: looking a name up, making it, giving it another one, removing it. And what takes a file's: writing, and reading on some file systems.
 
 use std::ffi::OsStr;
 use std::io;
@@ -7,14 +7,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, statat, unlinkat};
-use rustix::io::Errno;
+use rustix::io::{Errno, pread, write};
 use rustix::net::{SocketAddrUnix, bind};
 use serde::{Deserialize, Serialize};
 
 use super::place::walk;
 use super::{FileId, Fuse, file_id};
 
-/// One such act. Names are those in the directory that the first descriptor names.
+/// One such act. Names are those in the directory that the first descriptor names; bytes are those of the file that it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Act {
     /// Goes along a path, and opens what is at its end.
@@ -34,6 +34,10 @@ pub(super) enum Act {
         name: Vec<u8>,
         path: Option<Vec<u8>>,
     },
+    /// write(2).
+    Write { bytes: Vec<u8> },
+    /// pread(2) of one byte.
+    ReadByte { at: u64 },
 }
 
 /// What an act has brought.
@@ -42,12 +46,23 @@ pub(super) struct Outcome {
     pub(super) file: Option<OwnedFd>,
     /// Of the end of a walk: see [`super::place::Place`].
     pub(super) way: Way,
+    /// How many bytes were written, or the byte that was read.
+    pub(super) number: usize,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Way {
     pub(super) is_firm: bool,
     pub(super) mount: Option<u64>,
+}
+
+impl Outcome {
+    fn of(number: usize) -> Outcome {
+        Outcome {
+            number,
+            ..Outcome::default()
+        }
+    }
 }
 
 impl Act {
@@ -65,16 +80,18 @@ impl Act {
                     is_firm: place.is_firm,
                     mount: place.mount,
                 };
-                let file = Some(place.file);
-                return Ok(Outcome { file, way });
+                return Ok(Outcome {
+                    file: Some(place.file),
+                    way,
+                    number: 0,
+                });
             }
             Act::Open { name, flags, mode } => {
                 let flags = OFlags::from_bits_retain(*flags) | OFlags::CLOEXEC;
                 let file = openat(given(0)?, &name[..], flags, Mode::from_raw_mode(*mode))?;
-                let way = Way::default();
                 return Ok(Outcome {
                     file: Some(file),
-                    way,
+                    ..Outcome::default()
                 });
             }
             Act::Unlink { name, file } => {
@@ -91,6 +108,14 @@ impl Act {
                     None => SocketAddrUnix::new(pinned(given(0)?, name))?,
                 };
                 bind(given(1)?, &address)?;
+            }
+            Act::Write { bytes } => return Ok(Outcome::of(write(given(0)?, bytes)?)),
+            Act::ReadByte { at } => {
+                let mut byte = [0];
+                return match pread(given(0)?, &mut byte, *at)? {
+                    0 => Err(Errno::IO.into()),
+                    _ => Ok(Outcome::of(byte[0].into())),
+                };
             }
         }
         Ok(Outcome::default())

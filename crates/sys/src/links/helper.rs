@@ -1,15 +1,17 @@
-//! A process beside this one that does what takes the locks of directories.
+//! A process beside this one that does what takes the locks of directories and files.
 //!
 //! # Theory of operation
 //!
 //! A program that may read a directory can hold its lock without end: it lists the directory into memory that a FUSE file system of its own never provides. Who then looks up a name there
 //! sleeps where no signal wakes it, and its process cannot end: it keeps its descriptors, and with them its locks and its listeners.
 //!
+//! So it is with the lock of a file: a program that has it open writes to it from such memory. The next to write sleeps in the same way.
+//!
 //! So such acts are done by a process that has nothing to keep. It is forked while this one has a single thread, and is confined as this one is. Each call is a packet on
 //! a *connection*, a socket pair of which the process has a thread for the other end, and descriptors come and go with it. A call waits for [`PATIENCE`] at most, or as
 //! long as its thread [may wait](wait_at_most). A connection that has not been answered is set aside with the directory that was looked into; in that directory nothing
 //! more is tried until it has been, and for [`PAUSE`] in any case, and calls for other directories wait for [`PATIENCE_AFTER`] meanwhile: so many directories that are held
-//! up cost little more than one. Late answers are closed.
+//! up cost little more than one. Late answers are closed. An act on an open file is set aside with the file's own path, and leaves its directory as it is.
 //!
 //! The process ends when the socket pair by which it gets its connections is closed, which is when this process ends.
 
@@ -41,7 +43,7 @@ const PATIENCE_AFTER: Duration = Duration::from_millis(300);
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// The longest packet: two paths of the system's greatest length, and a few bytes.
-const MAX_PACKET: usize = 2 * 4096 + 64;
+pub(super) const MAX_PACKET: usize = 2 * 4096 + 64;
 
 /// The most descriptors that come with one.
 const MAX_DESCRIPTORS: usize = 2;
@@ -78,7 +80,10 @@ pub fn has_ended() -> bool {
 /// What is said of an act.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Answer {
-    Done(Way),
+    Done {
+        way: Way,
+        number: usize,
+    },
     /// The system's error number.
     System(i32),
     /// An error without one.
@@ -95,7 +100,7 @@ pub(super) struct Helper {
     held: Mutex<HashMap<PathBuf, Held>>,
 }
 
-/// A directory in which an act took too long.
+/// A directory in which an act took too long, or a file.
 #[derive(Debug)]
 struct Held {
     until: Instant,
@@ -114,7 +119,7 @@ impl Helper {
         }
     }
 
-    /// Has an act done in a directory, of which this is the path.
+    /// Has an act done in a directory, or on a file, of which this is the path.
     ///
     /// # Errors
     /// As the act; [`io::ErrorKind::TimedOut`] where it takes too long, and may be done later; [`io::ErrorKind::BrokenPipe`] if the process has ended.
@@ -242,7 +247,7 @@ fn answer(connection: &OwnedFd) -> io::Result<(Answer, Option<OwnedFd>)> {
 
 fn finish(answer: Answer, file: Option<OwnedFd>) -> io::Result<Outcome> {
     match answer {
-        Answer::Done(way) => Ok(Outcome { file, way }),
+        Answer::Done { way, number } => Ok(Outcome { file, way, number }),
         Answer::System(number) => Err(io::Error::from_raw_os_error(number)),
         Answer::Refused(words) => Err(io::Error::other(words)),
     }
@@ -252,7 +257,7 @@ fn finish(answer: Answer, file: Option<OwnedFd>) -> io::Result<Outcome> {
 fn gone(error: Errno) -> io::Error {
     match error {
         Errno::PIPE | Errno::CONNRESET => {
-            let words = "the process that looks into directories, `ringdown-paths`, has ended: start this one anew";
+            let words = "the process that looks into directories and writes to files of others, `ringdown-paths`, has ended: start this one anew";
             io::Error::new(io::ErrorKind::BrokenPipe, words)
         }
         error => error.into(),
@@ -261,7 +266,7 @@ fn gone(error: Errno) -> io::Error {
 
 fn held_up(directory: &Path) -> io::Error {
     let words = format!(
-        "{} has not answered in time: its disk is slow, or a program holds its lock, which every program can that may read the directory",
+        "{} has not answered in time: its disk is slow, or a program holds its lock, which every program can that may read it",
         directory.display()
     );
     io::Error::new(io::ErrorKind::TimedOut, words)
@@ -303,7 +308,7 @@ fn perform(packet: &[u8], descriptors: &[OwnedFd]) -> Result<(Answer, Option<Own
     let act: Act = postcard::from_bytes(packet).map_err(|_| Errno::BADMSG)?;
     let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     Ok(match act.perform(&descriptors) {
-        Ok(Outcome { file, way }) => (Answer::Done(way), file),
+        Ok(Outcome { file, way, number }) => (Answer::Done { way, number }, file),
         Err(error) => match error.raw_os_error() {
             Some(number) => (Answer::System(number), None),
             None => (Answer::Refused(error.to_string()), None),

@@ -170,7 +170,7 @@ impl Place {
     }
 }
 
-fn is_ours(file: &Stat) -> bool {
+pub(super) fn is_ours(file: &Stat) -> bool {
     file.st_uid == 0 || file.st_uid == geteuid().as_raw()
 }
 

@@ -3,7 +3,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
 
-use held_directory::HeldDirectory;
+use held_directory::{HeldDirectory, HeldFile};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::socket;
 
@@ -100,6 +100,49 @@ fn each_act_is_as_if_this_process_did_it() {
     };
     assert_eq!(does(there.path(), true), does(here.path(), false));
     assert!(there.path().join("made").exists() && !there.path().join("t").exists());
+}
+
+#[test]
+fn a_file_that_is_held_up_holds_up_itself_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = ["bad", "good"].map(|name| directory.path().join(name));
+    let files = paths.each_ref().map(|path| {
+        let mut options = fs::File::options();
+        options.append(true).create(true).open(path).unwrap()
+    });
+    let helper = helper();
+    let write = |index: usize, text: &str| {
+        let bytes = text.as_bytes().to_vec();
+        let file = files[index].as_fd();
+        helper.ask(&Act::Write { bytes }, &paths[index], &[file])
+    };
+    let Some(held) = HeldFile::at(&paths[0]).unwrap() else {
+        return;
+    };
+    for text in ["first", "second"] {
+        let error = write(0, text).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+    }
+    assert_eq!(write(1, "text").unwrap().number, 4);
+    assert_eq!(
+        look(&helper, directory.path(), "nothing")
+            .unwrap_err()
+            .kind(),
+        io::ErrorKind::NotFound
+    );
+    drop(held);
+    // What was begun is done late, and once.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while fs::read(&paths[0]).unwrap() != b"\0first" {
+        assert!(Instant::now() < deadline);
+        thread::yield_now();
+    }
+    let byte = helper.ask(
+        &Act::ReadByte { at: 3 },
+        &paths[1],
+        &[fs::File::open(&paths[1]).unwrap().as_fd()],
+    );
+    assert_eq!(byte.unwrap().number, usize::from(b't'));
 }
 
 #[test]
