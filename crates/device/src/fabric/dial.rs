@@ -1,5 +1,6 @@
 //! Programs and services of the host that guests call.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,9 @@ const DIAL_PATIENCE: Duration = Duration::from_millis(1800);
 /// Dials that are tried again in one turn, before everything else has its turn.
 const REDIALS_PER_TURN: usize = 64;
 
+/// Dials to one listener that another thread makes one after another.
+const DIALS_TOGETHER: usize = 32;
+
 /// Answers of those who put calls through that are taken in one turn, before everything else has its turn.
 const ANSWERS_PER_TURN: usize = 64;
 
@@ -43,8 +47,10 @@ enum Attempt {
 /// What another thread has found.
 pub(super) struct Dialled {
     place: Place,
-    circuit: CircuitId,
-    dialled: Dial,
+    /// The circuit for whose sake it was asked.
+    asked: CircuitId,
+    /// Of each circuit for which it has dialled: up to the first that found no room.
+    dials: Vec<(CircuitId, Dial)>,
 }
 
 impl Fabric {
@@ -265,27 +271,49 @@ impl Fabric {
             });
             return self.settle(redial, dialled);
         }
-        let awaited = self
-            .circuit(circuit)
-            .map(|circuit| Arc::downgrade(circuit.life()));
+        self.ask_aside(redial, path, vm)
+    }
+
+    /// Has the line's own thread dial for all who wait for a listener, the first of them being this one.
+    fn ask_aside(&mut self, redial: Redial, path: PathBuf, vm: String) -> Attempt {
+        let (place, asked) = (redial.place(), redial.call.circuit);
+        let mut together = self.redials.first_of(place, DIALS_TOGETHER);
+        if together.is_empty() {
+            together.push(redial);
+        }
+        let party = self.party_of_listener(place.0, place.1);
+        let mut awaited = Vec::with_capacity(together.len());
+        for call in together.into_iter().map(|redial| redial.call) {
+            if let Some(circuit) = self.circuit(call.circuit) {
+                circuit.callee = party;
+                let life = Arc::downgrade(circuit.life());
+                awaited.push((call.circuit, call.socket_type, life));
+            }
+        }
         let (answers, waker) = (self.aside.clone(), self.reactor.waker());
-        let place = redial.place();
         let job = move || {
+            let mut dials = Vec::with_capacity(awaited.len());
             // A caller that has given up needs no socket.
-            let is_awaited = awaited.is_some_and(|awaited| awaited.strong_count() > 0);
-            let dialled = match is_awaited {
-                true => dial(&path, call.socket_type, &vm),
-                false => Dial::Busy,
-            };
+            for (circuit, socket_type, _) in awaited
+                .into_iter()
+                .filter(|(_, _, life)| life.strong_count() > 0)
+            {
+                let dialled = dial(&path, socket_type, &vm);
+                let is_full = matches!(dialled, Dial::Busy);
+                dials.push((circuit, dialled));
+                if is_full {
+                    break;
+                }
+            }
             // The fabric may have ended.
             let _ = answers.send(Dialled {
                 place,
-                circuit,
-                dialled,
+                asked,
+                dials,
             });
             waker.wake();
         };
-        match self.line(call.line).map(LineIo::aside_thread) {
+        match self.line(place.0).map(LineIo::aside_thread) {
             Some(Ok(aside)) => aside.push(job),
             _ => return self.settle(redial, Dial::Failed(Reason::HostFailed)),
         }
@@ -295,24 +323,22 @@ impl Fabric {
     /// Takes the sockets that the lines' [own threads](crate::aside) have connected.
     pub(super) fn take_aside(&mut self) {
         for _ in 0..ANSWERS_PER_TURN {
-            let Ok(Dialled {
-                place,
-                circuit,
-                dialled,
-            }) = self.dialled_aside.try_recv()
-            else {
+            let Ok(found) = self.dialled_aside.try_recv() else {
                 return;
             };
-            match (self.redials.answered(self.now, place, circuit), dialled) {
-                (Some(redial), dialled) => {
-                    let attempt = self.settle(redial, dialled);
-                    self.move_on(redial, attempt);
+            self.redials.answered(self.now, found.place, found.asked);
+            for (circuit, dialled) in found.dials {
+                match (self.redials.waiting(circuit), dialled) {
+                    (Some(redial), dialled) => {
+                        let attempt = self.settle(redial, dialled);
+                        self.move_on(redial, attempt);
+                    }
+                    (None, Dial::Reached(socket)) => {
+                        let party = self.party_of_listener(found.place.0, found.place.1);
+                        self.close_socket(socket, party, None);
+                    }
+                    (None, Dial::Busy | Dial::Failed(_)) => {}
                 }
-                (None, Dial::Reached(socket)) => {
-                    let party = self.party_of_listener(place.0, place.1);
-                    self.close_socket(socket, party, None);
-                }
-                (None, Dial::Busy | Dial::Failed(_)) => {}
             }
         }
         // There may be more, for the next turn.
@@ -363,6 +389,9 @@ impl Fabric {
     }
 
     fn not_found_in_time(&self, redial: Redial) -> Dial {
+        if self.redials.was_full(redial.place()) {
+            return Dial::Busy;
+        }
         let line = self.lines.get(redial.call.line.0 as usize);
         let vm = line.and_then(Option::as_ref).map(|line| &line.name);
         let patience = DIAL_PATIENCE.as_millis();

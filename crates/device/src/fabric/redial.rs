@@ -108,20 +108,31 @@ impl Redials {
         self.rows.get(&place).is_some_and(|row| row.asked.is_some())
     }
 
-    /// The other thread has looked for the listener for this circuit, which is returned if it waits still.
-    pub(super) fn answered(
-        &mut self,
-        now: Time,
-        place: Place,
-        circuit: CircuitId,
-    ) -> Option<Redial> {
-        let row = self.rows.get_mut(&place)?;
-        if row.asked == Some(circuit) {
+    /// The other thread has looked for the listener for this circuit.
+    pub(super) fn answered(&mut self, now: Time, place: Place, circuit: CircuitId) {
+        let row = self.rows.get_mut(&place);
+        if let Some(row) = row.filter(|row| row.asked == Some(circuit)) {
             row.asked = None;
             row.put_off(&mut self.due, place, now);
         }
-        let (_, number) = self.of_circuits.get(&circuit)?;
-        row.waiting.get(number).copied()
+    }
+
+    /// This circuit's dial, if it waits still.
+    pub(super) fn waiting(&self, circuit: CircuitId) -> Option<Redial> {
+        let (place, number) = self.of_circuits.get(&circuit)?;
+        self.rows.get(place)?.waiting.get(number).copied()
+    }
+
+    /// The first that wait for a listener.
+    pub(super) fn first_of(&self, place: Place, most: usize) -> Vec<Redial> {
+        let waiting = self.rows.get(&place).map(|row| row.waiting.values());
+        waiting.into_iter().flatten().take(most).copied().collect()
+    }
+
+    /// Whether there was no room when this listener was last dialled.
+    pub(super) fn was_full(&self, place: Place) -> bool {
+        let row = self.rows.get(&place);
+        row.is_some_and(|row| row.wait > REDIAL_FIRST)
     }
 
     /// There was room: the listener accepts, so that it is looked at as often as at first.
@@ -268,14 +279,22 @@ mod tests {
         assert_eq!((due(&redials, 100), due(&redials, 101)), (None, Some(1)));
         // Found for one who has given up: the next is tried.
         let now = Duration::from_millis(50);
-        assert!(redials.answered(now, place, circuit(0)).is_none());
+        redials.answered(now, place, circuit(0));
+        assert!(redials.waiting(circuit(0)).is_none());
         assert!(!redials.is_asked(place));
         assert_eq!(due(&redials, 50), Some(1));
         redials.ask(place, circuit(1));
         // An answer to another question of before.
-        assert!(redials.answered(now, place, circuit(0)).is_none());
+        redials.answered(now, place, circuit(0));
         assert!(redials.is_asked(place));
-        assert!(redials.answered(now, place, circuit(1)).is_some());
+        redials.answered(now, place, circuit(1));
+        assert!(!redials.is_asked(place));
+        let waiting = redials.first_of(place, 1);
+        assert_eq!(waiting[0].call.circuit, circuit(1));
+        assert_eq!(redials.first_of(place, 9).len(), 2);
+        assert!(redials.waiting(circuit(1)).is_some() && !redials.was_full(place));
+        redials.postpone(now, place);
+        assert!(redials.was_full(place));
         redials.remove(circuit(1));
         redials.remove(circuit(2));
         assert_eq!(redials.next_at(), None);
