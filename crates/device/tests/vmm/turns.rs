@@ -1,8 +1,10 @@
 //! No guest and no VMM has more of a turn than its share: counted in descriptors that are read, and not in packets, which may
 //! have a thousand of them.
 
+use std::fs::{Permissions, set_permissions};
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -331,11 +333,18 @@ fn waiting_threads(name: &str) -> usize {
     tasks.map(|task| task.unwrap().path()).filter(waits).count()
 }
 
-/// Those that wait for room in a backlog are tried one after the other.
+/// Those that wait for room in a backlog are tried one after the other; by the line's own thread, where others may write the directory.
 #[test]
 fn calls_to_a_full_listener_go_through_when_it_accepts() {
+    for mode in [0o700, 0o777] {
+        fill_a_listener(mode);
+    }
+}
+
+fn fill_a_listener(mode: u32) {
     const CALLS: u16 = 40;
     let directory = tempfile::tempdir().unwrap();
+    set_permissions(directory.path(), Permissions::from_mode(mode)).unwrap();
     let (mut fabric, config) = (fabric(), config(directory.path()));
     fabric.open_line(&config).unwrap();
     let listener = UnixListener::bind(directory.path().join("web.sock_80")).unwrap();
