@@ -175,6 +175,8 @@ impl Ring {
     /// Nothing that the guest writes was seen here before this ring was started, and so it counts as notified.
     pub(crate) fn goes_on_unseen(&mut self) {
         self.sight = Sight::Nothing;
+        // A daemon that died may have taken the notification.
+        self.is_kicked = true;
     }
 
     /// The guest has notified us, and nothing that it writes is seen here.
