@@ -5,6 +5,7 @@ mod lines;
 mod ready;
 mod stopped;
 
+use std::future::Future;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -257,9 +258,8 @@ impl Client {
         mut take: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> Result<CaptureEnd, ClientError> {
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let begun =
-            tokio::time::timeout(ANSWER_TIMEOUT, self.send(Method::GET, target, Vec::new()));
-        let response = begun.await.unwrap_or_else(|_| Err(self.silent()))?;
+        let begun = self.send(Method::GET, target, Vec::new());
+        let response = self.in_time(ANSWER_TIMEOUT, begun).await?;
         if !response.status().is_success() {
             // It says why not.
             self.read(response).await?;
@@ -407,12 +407,22 @@ impl Client {
     ) -> Result<Bytes, ClientError> {
         one_thread()?.block_on(async {
             let exchange = async { self.read(self.send(method, target, body).await?).await };
-            let exchange = tokio::time::timeout(timeout.min(self.patience), exchange);
-            tokio::select! {
-                exchanged = exchange => exchanged.unwrap_or_else(|_| Err(self.silent())),
-                stopped = self.look_for_stop() => Err(stopped),
-            }
+            self.in_time(timeout.min(self.patience), exchange).await
         })
+    }
+
+    /// What is answered, unless that takes too long, or the daemon is stopped.
+    async fn in_time<T>(
+        &self,
+        patience: Duration,
+        answer: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        tokio::select! {
+            answered = tokio::time::timeout(patience, answer) => {
+                answered.unwrap_or_else(|_| Err(self.silent()))
+            }
+            stopped = self.look_for_stop() => Err(stopped),
+        }
     }
 
     /// Ends where the daemon is stopped by the time at which it could have answered.

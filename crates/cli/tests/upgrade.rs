@@ -518,8 +518,9 @@ fn a_keeper_or_a_daemon_that_is_stopped_is_noticed_before_anything_ends() {
             assert!(keeper.unwrap().contains(words), "{}", checked.out);
         }
         if process == before {
-            let listed = run_with(host.path(), &["vm", "ls"]);
-            assert_refused(&listed, 1, words);
+            for command in [&["vm", "ls"][..], &["events"]] {
+                assert_refused(&run_with(host.path(), command), 1, words);
+            }
             let checked = run_with(host.path(), &["check"]);
             assert_eq!(checked.code, Some(1), "{}", checked.out);
             assert!(checked.out.contains(words), "{}", checked.out);

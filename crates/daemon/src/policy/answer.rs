@@ -1,5 +1,6 @@
 //! Which rule decides about a call, and why.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use api::{PolicyAnswer, PolicyRule, PolicyVerdict};
@@ -181,7 +182,10 @@ impl Rulebook {
             answer.notes.extend(self.egress_note(from, &asked_from));
         }
         match (&caller, &callee) {
-            (From::Vm(line), To::Vm(_)) => answer.notes.extend(host_only_note(line, to, port)),
+            (From::Vm(line), To::Vm(called)) => {
+                answer.notes.extend(host_only_note(line, to, port));
+                answer.notes.extend(networks_note(line, called));
+            }
             (From::Host, To::Vm(line)) => answer.notes.extend(self.published_as(line, port)),
             _ => {}
         }
@@ -493,6 +497,23 @@ fn host_only_note(line: &LineSpec, to: &str, port: u32) -> Option<String> {
         "the line of {:?} is {kind}, so its guest calls its host alone: it reaches another VM where a rule redirects a port of the host, as with \
          to = \"host\", port = {port}, redirect = \"{to}:{port}\"",
         line.full_name()
+    ))
+}
+
+/// Of VMs that have networks in common, that rules say nothing of these.
+fn networks_note(line: &LineSpec, called: &LineSpec) -> Option<String> {
+    let of = |line: &LineSpec| -> BTreeSet<String> {
+        let networks = line.ports.iter().map(|port| port.network.clone());
+        networks.collect()
+    };
+    let shared: Vec<String> = of(line).intersection(&of(called)).cloned().collect();
+    let (first, rest) = shared.split_first()?;
+    let also = match rest.len() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    Some(format!(
+        "rules decide about vsock, not about networks: both VMs have a port in {first:?}{also}, where they reach each other unless `isolated` or VLANs keep them apart"
     ))
 }
 

@@ -369,6 +369,25 @@ fn rules_that_nearly_decided_otherwise_are_named_with_what_they_lack() {
 }
 
 #[test]
+fn vms_of_one_network_are_told_that_rules_do_not_hold_there() {
+    let text = "[[network]]\nname = \"lan\"\n[[network]]\nname = \"dmz\"\n[[vm]]\nname = \"web\"\nnetworks = [\"lan\", \"dmz\"]\n\
+        [[vm]]\nname = \"db\"\nnetworks = [\"lan\"]\n[[vm]]\nname = \"ci\"\nnetworks = [\"dmz\"]\n";
+    let book = book(text);
+    let notes = |from, to| book.ask(from, to, 80).unwrap().notes.join("; ");
+    let words = |network| {
+        format!(
+            "rules decide about vsock, not about networks: both VMs have a port in \"{network}\""
+        )
+    };
+    assert!(notes("web", "db").contains(&words("lan")));
+    assert!(notes("ci", "web").contains(&words("dmz")));
+    for (from, to) in [("db", "ci"), ("host", "db"), ("db", "host")] {
+        let notes = notes(from, to);
+        assert!(!notes.contains("networks"), "{notes}");
+    }
+}
+
+#[test]
 fn a_guest_that_calls_its_host_alone_is_told_of_redirections() {
     let text = "[[vm]]\nname = \"fc\"\nhybrid = \"/run/fc/v.sock\"\n[[vm]]\nname = \"box\"\nserial = true\n\
         [[vm]]\nname = \"db\"\n[[rule]]\nfrom = \"*\"\nto = \"*\"\naction = \"allow\"\n";
