@@ -575,3 +575,25 @@ fn without_the_process_that_looks_into_directories_each_error_says_so() {
     host.serve();
     host.assert_good_is_served();
 }
+
+#[test]
+fn a_directory_that_is_made_later_is_said_to_be_outside_of_the_sandbox() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let missing = elsewhere.path().join("missing");
+    let socket = missing.join("late.vhost");
+    let mut host = Host::new(&format!(
+        "{GOOD}[[vm]]\nname = \"late\"\nvhost-user = {socket:?}\n"
+    ));
+    host.serve();
+    let reason = host.unavailable("late").unwrap();
+    assert!(reason.contains("does not exist"), "{reason}");
+    fs::create_dir(&missing).unwrap();
+    let is_confined = host.log().contains("the sandbox is in force");
+    eventually("the remedy", || match host.unavailable("late") {
+        None => !is_confined,
+        Some(reason) => reason.contains("outside of the sandbox: start the daemon anew"),
+    });
+    host.end(Signal::TERM);
+    host.serve();
+    assert_eq!(host.unavailable("late"), None);
+}

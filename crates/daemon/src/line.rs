@@ -142,6 +142,11 @@ pub type Counters = BTreeMap<&'static str, u64>;
 pub enum SocketError {
     #[error("another process listens on {}: choose another path", .0.display())]
     InUse(PathBuf),
+    #[error(
+        "cannot make a socket at {}: {error}; if its directory was made after the daemon had started, it is outside of the sandbox: start the daemon anew, or name the directory above it in sandbox-paths; else let the daemon's user write there",
+        path.display()
+    )]
+    Denied { path: PathBuf, error: io::Error },
     #[error("cannot make a socket at {}: {error}; choose another path", path.display())]
     Directory { path: PathBuf, error: io::Error },
 }
@@ -150,6 +155,7 @@ impl SocketError {
     pub(crate) fn at(path: PathBuf, error: io::Error) -> SocketError {
         match error.kind() {
             io::ErrorKind::AddrInUse => SocketError::InUse(path),
+            io::ErrorKind::PermissionDenied => SocketError::Denied { path, error },
             _ => SocketError::Directory { path, error },
         }
     }
@@ -186,7 +192,7 @@ impl From<OpenError> for LineError {
                 SocketError::InUse(path).into()
             }
             OpenError::Socket(RuntimeError::System { path, error, .. }) => {
-                SocketError::Directory { path, error }.into()
+                SocketError::at(path, error).into()
             }
             OpenError::Socket(other) => LineError::Io(io::Error::other(other)),
             OpenError::Io(error) => LineError::Io(error),
