@@ -162,6 +162,8 @@ pub struct Fabric {
     resting_listeners: VecDeque<(Time, Token, Option<Party>)>,
     /// Lines that are not drained until then, as their guests have sent too many packets without payload.
     throttled_lines: BTreeSet<(Time, LineId)>,
+    /// Hybrid lines with sockets that could not be made, and when they are tried again.
+    hybrid_retries: VecDeque<(Time, LineId)>,
     /// When to look whether guests whose rings are stopped are paused or have gone on without them.
     look_at_stopped_at: Option<Time>,
     agent_port: u32,
@@ -255,6 +257,7 @@ impl Fabric {
             remainders: BTreeSet::new(),
             resting_listeners: VecDeque::new(),
             throttled_lines: BTreeSet::new(),
+            hybrid_retries: VecDeque::new(),
             owed_interrupts: VecDeque::new(),
             look_at_stopped_at: None,
             agent_port,
@@ -495,6 +498,7 @@ impl Fabric {
         self.end_throttles();
         self.pay_interrupts();
         self.look_at_stopped();
+        self.retry_listening();
     }
 
     /// Gives the switch an event, and carries out its actions.

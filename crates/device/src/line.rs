@@ -61,7 +61,7 @@ pub(crate) struct LineIo {
     pub(crate) hybrid_asked: BTreeSet<u32>,
     /// Where it could not listen for that, and why. It is tried again until it does.
     pub(crate) hybrid_refused: BTreeMap<u32, io::Error>,
-    /// Its thread waits for the next time.
+    /// When it is tried again is among the timers.
     pub(crate) hybrid_waits: bool,
     /// A VMM is connected.
     pub(crate) attached: bool,

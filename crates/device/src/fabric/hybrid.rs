@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use policy::{Address, LineId, Policy, ServiceEntry};
+use policy::{Address, LineId, Policy, ServiceEntry, Time};
 use rustix::net::{RecvFlags, SocketFlags, SocketType as UnixSocketType, accept_with, recv};
 use vsock::{CircuitId, Event, Limits, OfferedPorts, Reason};
 use wire::connect::{self, Answer, MAX_REQUEST_LEN};
@@ -42,18 +42,12 @@ const LISTENED_PER_TURN: usize = 64;
 /// How long a socket that could not be made waits until it is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(3);
 
-/// What the thread of a hybrid line has done.
+/// A socket that was made where a hybrid VM's guest calls a port, or why not.
 pub(super) struct Listened {
     line: LineId,
     generation: u64,
-    done: Done,
-}
-
-enum Done {
-    /// The socket where the guest calls this port was made, or could not be.
-    Made(u32, io::Result<Listener>),
-    /// It is time to try again.
-    Waited,
+    port: u32,
+    result: io::Result<Listener>,
 }
 
 impl HybridConfig {
@@ -155,39 +149,21 @@ impl Fabric {
         let Some(path) = line.vmm.as_deref().map(|vmm| port_path(vmm, port)) else {
             return;
         };
-        if let Some(listener) = self.bound.for_calls(&path) {
-            let (generation, done) = (line.generation, Done::Made(port, Ok(listener)));
-            return self.hear(Listened {
-                line: id,
-                generation,
-                done,
-            });
-        }
-        self.do_aside(id, move || {
-            let result = listen_for(None, &path, UnixSocketType::STREAM);
-            (Done::Made(port, result), ticket)
-        });
-    }
-
-    /// Has the line's own thread do something, and hears of it.
-    fn do_aside<T: Send + 'static>(
-        &mut self,
-        id: LineId,
-        job: impl FnOnce() -> (Done, T) + Send + 'static,
-    ) {
-        let (listened, waker) = (self.listened_by.clone(), self.reactor.waker());
-        let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
-            return;
-        };
         let generation = line.generation;
+        let listened = move |result| Listened {
+            line: id,
+            generation,
+            port,
+            result,
+        };
+        if let Some(listener) = self.bound.for_calls(&path) {
+            return self.hear(listened(Ok(listener)));
+        }
+        let (answers, waker) = (self.listened_by.clone(), self.reactor.waker());
         let job = move || {
-            let (done, ticket) = job();
+            let result = listen_for(None, &path, UnixSocketType::STREAM);
             // The fabric may have ended.
-            let _ = listened.send(Listened {
-                line: id,
-                generation,
-                done,
-            });
+            let _ = answers.send(listened(result));
             waker.wake();
             drop(ticket);
         };
@@ -199,15 +175,20 @@ impl Fabric {
         }
     }
 
-    /// After a while, and beside what others wait for.
-    fn try_calls_again(&mut self, id: LineId) {
-        let line = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut);
-        let begins = line.is_some_and(|line| !std::mem::replace(&mut line.hybrid_waits, true));
-        if begins {
-            self.do_aside(id, || {
-                std::thread::sleep(RETRY_INTERVAL);
-                (Done::Waited, ())
-            });
+    /// Tries sockets again that could not be made.
+    pub(super) fn retry_listening(&mut self) {
+        let now = self.now;
+        let is_due = |(at, _): &(Time, LineId)| *at <= now;
+        while let Some((_, id)) = self.hybrid_retries.front().copied().filter(is_due) {
+            self.hybrid_retries.pop_front();
+            let Some(line) = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+                continue;
+            };
+            line.hybrid_waits = false;
+            let refused: Vec<u32> = line.hybrid_refused.keys().copied().collect();
+            for port in refused {
+                self.listen_for_calls(id, port, None);
+            }
         }
     }
 
@@ -227,22 +208,11 @@ impl Fabric {
         let Listened {
             line: id,
             generation,
-            done,
+            port,
+            result,
         } = listened;
         let line = self.lines.get_mut(id.0 as usize).and_then(Option::as_mut);
         let line = line.filter(|line| line.generation == generation);
-        let (port, result) = match done {
-            Done::Made(port, result) => (port, result),
-            Done::Waited => {
-                let Some(line) = line else { return };
-                line.hybrid_waits = false;
-                let refused: Vec<u32> = line.hybrid_refused.keys().copied().collect();
-                for port in refused {
-                    self.listen_for_calls(id, port, None);
-                }
-                return;
-            }
-        };
         let asked = line.and_then(|line| line.hybrid_asked.remove(&port).then_some(line));
         let (line, listener) = match (asked, result) {
             (Some(line), Ok(listener)) => (line, listener),
@@ -261,7 +231,11 @@ impl Fabric {
                 }
                 line.hybrid_refused.insert(port, error);
                 line.note_refused();
-                return self.try_calls_again(id);
+                if !std::mem::replace(&mut line.hybrid_waits, true) {
+                    self.hybrid_retries
+                        .push_back((self.now + RETRY_INTERVAL, id));
+                }
+                return;
             }
         };
         let token = Token::HybridListener { line: id, port };

@@ -176,6 +176,7 @@ impl Fabric {
             self.throttled_lines.first().map(|(at, _)| *at),
             self.owed_interrupts.front().map(|(at, _)| *at),
             self.look_at_stopped_at,
+            self.hybrid_retries.front().map(|(at, _)| *at),
         ];
         let now = self.start.elapsed();
         let until_timer = timers

@@ -13,7 +13,7 @@ use vsock::Limits;
 
 use crate::PATIENCE;
 use crate::house::{House, redirect};
-use crate::vmm::dial;
+use crate::vmm::{Manner, Vmm, dial};
 
 /// The ports that are listened at for a VM.
 fn offered(house: &House) -> BTreeSet<u32> {
@@ -98,6 +98,10 @@ fn sockets_that_cannot_be_made_are_tried_again_until_they_are_there() {
     let path = directory.join("v.sock_1007");
     eventually(|| fault().is_some_and(|fault| fault.contains("cannot call port")));
     std::fs::create_dir_all(&directory).unwrap();
+    // Its guest can be called meanwhile.
+    let vmm = Vmm::start(&directory.join("v.sock"), Manner::Accept(b""));
+    let _client = house.publish("fc", 80);
+    assert_eq!(vmm.accept().0, 80);
     eventually(|| path.exists() && fault().is_none());
 }
 
