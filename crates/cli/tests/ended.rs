@@ -9,7 +9,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use program::{Running, assert_refused, finish, ringdown, run_with};
+use program::{Running, assert_refused, finish, keeper_at, ringdown, run_with};
 use rustix::net::SendFlags;
 use silent_fuse::{SilentFuse, has_own_mounts};
 
@@ -24,10 +24,7 @@ struct Host {
 impl Host {
     fn start() -> Host {
         let directory = tempfile::tempdir().unwrap();
-        let mut hold = ringdown(&["hold", "--socket"]);
-        hold.arg(directory.path().join("keeper"));
-        let mut keeper = Running::start(hold);
-        keeper.wait_until_ready();
+        let keeper = keeper_at(&directory.path().join("keeper"));
         let mut host = Host {
             fuse: None,
             daemons: Vec::new(),

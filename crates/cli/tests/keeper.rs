@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use program::{Running, ringdown, run_with};
+use program::{Running, keeper_at, ringdown, run_with};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -57,10 +57,7 @@ fn a_release_removes_the_sockets_and_a_stopped_keeper_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let keeper_path = at("keeper");
-    let mut hold = ringdown(&["hold", "--socket"]);
-    hold.arg(&keeper_path);
-    let mut keeper = Running::start(hold);
-    keeper.wait_until_ready();
+    let keeper = keeper_at(&keeper_path);
     let id = Pid::from_child(&keeper.0);
     let mut serve = ringdown(&["serve", "--vm", "name=web", "--keeper"]);
     serve.arg(&keeper_path).arg("--runtime-dir").arg(at("run"));

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use program::{Running, assert_refused, ringdown, run_with};
+use program::{Running, assert_refused, keeper_at, ringdown, run_with};
 
 /// What is waited for that should come at once.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -234,10 +234,7 @@ fn with_a_keeper_a_program_that_a_reload_adds_does_not_cost_the_guests() {
     let directory = tempfile::tempdir().unwrap();
     let (run, file) = (directory.path(), directory.path().join("c.toml"));
     let keeper = run.join("keeper");
-    let mut hold = ringdown(&["hold", "--socket"]);
-    hold.arg(&keeper);
-    let mut hold = Running::start(hold);
-    hold.wait_until_ready();
+    let _hold = keeper_at(&keeper);
     std::fs::write(&file, "").unwrap();
     let mut command = serve(run, &["--config", file.to_str().unwrap(), "--keeper"]);
     command.arg(&keeper);

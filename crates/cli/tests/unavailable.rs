@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use held_directory::{HeldDirectory, HeldFile};
-use program::{Running, ringdown, run_with};
+use program::{Running, keeper_at, ringdown, run_with};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -271,10 +271,7 @@ fn a_spoilt_vm_costs_others_neither_windows_nor_ports() {
 #[test]
 fn a_vm_added_by_hand_whose_directory_is_gone_comes_back_too() {
     let mut host = Host::new(GOOD);
-    let mut hold = ringdown(&["hold", "--socket"]);
-    hold.arg(host.directory.path().join("keeper"));
-    let mut keeper = Running::start(hold);
-    keeper.wait_until_ready();
+    let keeper = keeper_at(&host.directory.path().join("keeper"));
     host.keeper = Some(keeper);
     host.serve();
     let path = host.of_poor("s");

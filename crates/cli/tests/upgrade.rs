@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use keeper::{Keeper, KeeperError};
-use program::{Outcome, Running, assert_refused, finish, ringdown, run_with};
+use program::{Outcome, Running, assert_refused, finish, keeper_at, ringdown, run_with};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -28,10 +28,7 @@ struct Host {
 impl Host {
     fn start() -> Host {
         let directory = tempfile::tempdir().unwrap();
-        let mut hold = ringdown(&["hold", "--socket"]);
-        hold.arg(directory.path().join("keeper"));
-        let mut keeper = Running::start(hold);
-        keeper.wait_until_ready();
+        let keeper = keeper_at(&directory.path().join("keeper"));
         let mut host = Host {
             directory,
             keeper_process: keeper,
@@ -231,10 +228,7 @@ fn a_keeper_that_has_died_is_noticed_before_anything_ends() {
     let keeper = &mut host.keeper_process.0;
     keeper.kill().unwrap();
     keeper.wait().unwrap();
-    let mut hold = ringdown(&["hold", "--socket"]);
-    hold.arg(host.path().join("keeper"));
-    let mut another = Running::start(hold);
-    another.wait_until_ready();
+    let _another = keeper_at(&host.path().join("keeper"));
     for arguments in [&["--check"][..], &[]] {
         let refused = host.upgrade(arguments);
         assert_eq!(refused.code, Some(1), "{}", refused.err);
@@ -491,10 +485,7 @@ fn a_daemon_waits_for_a_keeper_that_is_started_behind_it() {
     while !run.exists() {
         std::thread::yield_now();
     }
-    let mut hold = ringdown(&["hold", "--socket"]);
-    hold.arg(&keeper);
-    let mut hold = Running::start(hold);
-    hold.wait_until_ready();
+    let _hold = keeper_at(&keeper);
     daemon.wait_until_ready();
 }
 

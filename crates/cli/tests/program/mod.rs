@@ -24,6 +24,15 @@ pub fn ringdown(arguments: &[&str]) -> Command {
     command
 }
 
+/// A keeper that listens at this socket.
+pub fn keeper_at(socket: &Path) -> Running {
+    let mut hold = ringdown(&["hold", "--socket"]);
+    hold.arg(socket);
+    let mut keeper = Running::start(hold);
+    keeper.wait_until_ready();
+    keeper
+}
+
 pub fn finish(mut command: Command) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(20);
     let output = loop {
