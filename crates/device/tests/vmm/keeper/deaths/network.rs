@@ -241,7 +241,7 @@ impl Network {
         for number in 0..self.stations.len() {
             self.stations[number].connect();
             // One that said something while a daemon ended may be hung up on.
-            self.stations[number].hear();
+            self.stations[number].hear(&self.words);
             for bytes in self.stations[number].service() {
                 self.take(number, &bytes);
             }

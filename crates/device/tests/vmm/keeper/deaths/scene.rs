@@ -298,7 +298,7 @@ impl Scene {
     fn service(&mut self) {
         for station in 0..self.stations.len() {
             self.stations[station].connect();
-            match self.stations[station].hear() {
+            match self.stations[station].hear(&self.words) {
                 Heard::Nothing | Heard::Reset => {}
                 Heard::HungUp => {
                     let is_silent = self.kind == Kind::Calm && self.is_ready;

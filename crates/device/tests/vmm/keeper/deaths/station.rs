@@ -77,6 +77,8 @@ struct Running {
     free: [Vec<usize>; 2],
     /// Answers about the rings' bases that are still to come: the guest waits for them.
     awaits: usize,
+    /// Answers that are still to come to what was asked after the rings were set up, also before they were reset.
+    asked: usize,
     answers: Vec<u8>,
     backlog: VecDeque<Vec<u8>>,
     /// The guest has made its device fail.
@@ -180,6 +182,7 @@ impl Station {
             free: [(0..BUFFERS).collect(), (0..self.options.packets).collect()],
             places,
             awaits: 0,
+            asked: 0,
             answers: Vec::new(),
             backlog: VecDeque::new(),
             has_failed: false,
@@ -226,8 +229,8 @@ impl Station {
         running.is_some_and(|running| running.has_failed && running.awaits == 0)
     }
 
-    /// Hears what the VMM is answered.
-    pub fn hear(&mut self) -> Heard {
+    /// Hears what the VMM is answered, in a scene of which these words tell.
+    pub fn hear(&mut self, words: &str) -> Heard {
         self.note_peace();
         let Some(running) = &mut self.running else {
             return Heard::Nothing;
@@ -239,7 +242,11 @@ impl Station {
         match read {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Heard::Nothing,
             Ok(0) | Err(_) => {
-                assert!(!self.is_at_peace, "hung up on for nothing");
+                let cid = self.cid;
+                assert!(
+                    !self.is_at_peace,
+                    "{words}: {cid} is hung up on for nothing"
+                );
                 self.running = None;
                 return Heard::HungUp;
             }
@@ -250,7 +257,10 @@ impl Station {
         while running.answers.len() >= 20 {
             match running.answers[0] {
                 code if u32::from(code) == request::GET_FEATURES => {
-                    self.answered_in = Some(self.life)
+                    running.asked -= 1;
+                    if running.asked + running.awaits == 0 {
+                        self.answered_in = Some(self.life);
+                    }
                 }
                 _ => {
                     running.awaits -= 1;
@@ -407,6 +417,7 @@ impl Running {
                 self.say(request::SET_VRING_ENABLE, &number(1), &[])?;
             }
         }
+        self.asked += 1;
         self.say(request::GET_FEATURES, &[], &[])
     }
 
