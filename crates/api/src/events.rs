@@ -47,7 +47,7 @@ kinds! {
     VmRemoved = "vm-removed";
     /// The agent of a VM's guest is there.
     VmReady = "vm-ready";
-    /// The agent of a VM's guest has left.
+    /// The agent of a VM's guest has left, for the reason that is given.
     VmUnready = "vm-unready";
     /// A guest's driver runs its rings, or something answers at its serial port.
     LineUp = "line-up";

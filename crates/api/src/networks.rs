@@ -146,6 +146,9 @@ pub struct VmPort {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 256)]
     pub last_fault: Option<String>,
+    /// When that was, as RFC 3339 has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_fault_time: Option<String>,
     /// The network's MTU.
     pub mtu: u16,
     /// How many pairs of queues the device may have.

@@ -330,6 +330,9 @@ pub struct VmStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_length = 256)]
     pub last_fault: Option<String>,
+    /// When that was, as RFC 3339 has it, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_fault_time: Option<String>,
     /// Whether its last VMM was hung up on for that fault. It may run, and QEMU does not connect again by itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cut_off: bool,
@@ -395,23 +398,37 @@ const ANOTHER_WAITS: &str = "another VMM waits at its socket until this one leav
 const PAUSED: &str = "its VMM has stopped its device: it is probably paused, and answers nothing until its VMM lets it go on (of QEMU: `cont`)";
 
 impl VmStatus {
-    /// What is wrong with its line, or else with one of its cards, or with its agent.
+    /// What is wrong: of its line and its cards what came last, or else of its agent.
     pub fn fault(&self) -> Option<Cow<'_, str>> {
         let another = self.another_waits.then_some(ANOTHER_WAITS);
         let paused = self.paused.then_some(PAUSED);
         if let Some(reason) = &self.unavailable {
             return Some(Cow::from(format!("not served: {reason}")));
         }
-        let of_line = another.or(self.last_fault.as_deref()).or(paused);
-        let of_line = of_line.map(Cow::from);
-        let of_card = |port: &VmPort| {
-            let fault = port.last_fault.as_ref()?;
-            Some(Cow::from(format!("card in {}: {fault}", port.network)))
-        };
         let of_agent = || self.unanswered.as_ref().map(|of| Cow::from(of.to_string()));
-        of_line
-            .or_else(|| self.nets.iter().find_map(of_card))
+        another
+            .map(Cow::from)
+            .or_else(|| self.newest_fault())
+            .or(paused.map(Cow::from))
             .or_else(of_agent)
+    }
+
+    /// Of the faults of its line and its cards the one that came last. What has no time is of now.
+    fn newest_fault(&self) -> Option<Cow<'_, str>> {
+        let cards = self.nets.iter().filter(|card| card.last_fault.is_some());
+        let card = cards.max_by_key(|card| card.last_fault_time.as_ref());
+        let is_newer = |card: &&VmPort| match (&self.last_fault, &self.last_fault_time) {
+            (None, _) => !self.paused,
+            (Some(_), None) => false,
+            (Some(_), Some(time)) => card.last_fault_time.as_ref() > Some(time),
+        };
+        match card.filter(is_newer) {
+            Some(card) => {
+                let fault = card.last_fault.as_deref().unwrap_or_default();
+                Some(Cow::from(format!("card in {}: {fault}", card.network)))
+            }
+            None => self.last_fault.as_deref().map(Cow::from),
+        }
     }
 
     /// Whether nothing in its guest answers, though something did, of this VMM's or an earlier one's, and no fault says why. The driver lets go of the line in a guest that is suspended, as in one that reboots.

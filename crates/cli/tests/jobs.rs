@@ -191,6 +191,19 @@ fn all_guests_are_shut_down_together() {
     let off = "off: is off: no VMM is attached (one that was cut off may still run)";
     assert_eq!(lines[2], off);
     assert!(lines[3].starts_with("web: shut down after"), "{lines:?}");
+    // Of one alone it is said why it is not asked.
+    assert_refused(
+        &run(&daemon, &["shutdown", "booting", "--timeout", "1"]),
+        1,
+        "VM \"booting\" cannot be asked to shut down: the guest's kernel runs, but its ringdown-agent has not called",
+    );
+    let off = run(&daemon, &["shutdown", "off"]);
+    assert_eq!(off.code, Some(0), "{}", off.err);
+    assert!(
+        off.out.starts_with("off: is off: no VMM is attached"),
+        "{}",
+        off.out
+    );
     assert_refused(&program::run(&["shutdown"]), 2, "required");
 }
 
@@ -366,8 +379,8 @@ fn figures_for_people_scripts_and_prometheus() {
     for line in [
         "ringdown_vm_ready{vm=\"web\",domain=\"default\"} 1",
         "ringdown_vm_ready{vm=\"off\",domain=\"default\"} 0",
-        "ringdown_guest_up{vm=\"web\"} 1",
-        "ringdown_guest_up{vm=\"off\"} 0",
+        "ringdown_guest_up{vm=\"web\",domain=\"default\"} 1",
+        "ringdown_guest_up{vm=\"off\",domain=\"default\"} 0",
         "# TYPE ringdown_guest_cpu_seconds_total counter",
     ] {
         assert!(

@@ -312,6 +312,14 @@ fn a_name_that_nothing_has_is_answered_with_the_one_that_may_be_meant() {
         ),
         (&["policy", "test", "web", "red/db"], "the port is missing"),
         (&["why", "web", "red/db"], "the port is missing"),
+        (
+            &["why", "host", "3", "80"],
+            "there is no VM named \"3\": 3 is the CID of web: `ringdown why host web 80`",
+        ),
+        (
+            &["why", "web", "99"],
+            "there is no VM named \"99\": did you mean a call to port 99 of web: `ringdown why host web 99`?",
+        ),
         (&["net", "show", "lann"], network),
         (&["net", "capture", "lann", "--count", "1"], network),
         (&["net", "link", "wbe", "lan", "up"], vm),

@@ -187,6 +187,16 @@ fn failures_have_the_numbers_that_vsock_programs_expect() {
         finish(command(silent.path(), &options, &words)).out,
         ETIMEDOUT
     );
+    // That is said without --verbose too.
+    let mut unanswered = ringdown(&["run", "--connect-timeout", "3", "--runtime-dir"]);
+    unanswered.arg(silent.path()).arg("--").args(words);
+    let unanswered = finish(unanswered);
+    assert_eq!(unanswered.out, ETIMEDOUT);
+    let [waits, ended] = unanswered.err.lines().collect::<Vec<_>>()[..] else {
+        panic!("{}", unanswered.err)
+    };
+    assert_eq!(waits, "waiting up to 1 s more for the daemon to answer");
+    assert!(ended.contains("does not answer: see its log"), "{ended}");
     for cid in ["6", "0", "1", &host, &any] {
         prints(&daemon, &[], &["error", cid, "7"], ENODEV);
     }

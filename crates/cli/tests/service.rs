@@ -126,6 +126,17 @@ fn who_follows_events_goes_on_through_a_restart_of_the_daemon() {
     let mut daemon = Running::start(serve(directory.path(), &[]));
     daemon.wait_until_ready();
     told_of("db");
+    // Of those that are kept and asked for the last ones, without an end of its own.
+    for vm in ["mail", "old"] {
+        told_of(vm);
+    }
+    let words = ["events", "--kind", "vm-added", "-n", "2"];
+    let last = run_with(directory.path(), &words).out;
+    let vms: Vec<_> = last
+        .lines()
+        .map(|line| line.split(' ').next_back())
+        .collect();
+    assert_eq!(vms, [Some("mail"), Some("old")]);
 }
 
 #[test]

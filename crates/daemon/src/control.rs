@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::added;
 use crate::capture::CaptureReader;
 use crate::control_error::ControlError;
-use crate::events::waiting_callers;
+use crate::events::{rfc_3339, waiting_callers};
 use crate::in_force::{InForce, Manner, Parts};
 use crate::line::{Counters, LineStatus};
 use crate::metrics::Pages;
@@ -362,6 +362,7 @@ impl Control {
             // A hybrid line is there without a VMM.
             attached: line.is_some_and(|line| line.attached)
                 && own_vmm.is_none_or(|(state, _)| *state != VmState::Waiting),
+            last_fault_time: line.and_then(|line| line.last_fault_at).map(rfc_3339),
             last_fault: fault.or_else(|| own_vmm.and_then(|(_, fault)| fault.clone())),
             cut_off: line.is_some_and(|line| line.cut_off),
             another_waits: line.is_some_and(|line| line.another_waits),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use config::LineSpec;
 use device::{
@@ -73,6 +73,8 @@ pub struct LineStatus {
     pub attached: bool,
     /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM speaks or a driver runs again.
     pub last_fault: Option<String>,
+    /// When that was.
+    pub last_fault_at: Option<SystemTime>,
     /// The last VMM was hung up on for that.
     pub cut_off: bool,
     /// A second VMM has connected, and waits until the first leaves.

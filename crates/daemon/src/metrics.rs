@@ -6,6 +6,7 @@
 //! a series is repeated.
 
 mod circuits;
+mod conditions;
 mod figures;
 mod guest;
 mod network;
@@ -23,6 +24,7 @@ use wire::agent::job::Stats;
 use crate::capture::Captures;
 use crate::events::Events;
 use crate::line::Figures;
+pub(crate) use conditions::Whole;
 use guest::{GUEST_TIMEOUT, ask};
 use hostside::gates::Gates;
 use page::Page;
@@ -120,6 +122,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) captures: &'a Captures,
     /// What was taken over from the daemon before.
     pub(crate) restart: Option<&'a Restart>,
+    /// What is known of the daemon as a whole.
+    pub(crate) whole: &'a Whole,
     /// Clients of the control socket that were cut off.
     pub(crate) stalled_clients: u64,
     /// What the switchboard has counted.
@@ -132,6 +136,7 @@ pub(crate) struct Facts<'a> {
 pub(crate) fn write(facts: &Facts<'_>) -> String {
     let mut page = page(facts.vms, facts.stats, facts.networks);
     figures::add(&mut page, facts.vms, facts.counted);
+    conditions::add(&mut page, facts.vms, facts.networks, facts.whole);
     figures::add_readers(
         &mut page,
         facts.events,
@@ -154,7 +159,8 @@ fn page(vms: &[VmStatus], stats: &[Option<Box<Stats>>], networks: &[NetworkDetai
         let name = vm.full_name();
         line(&mut page, vm, &name);
         let up = f64::from(u8::from(stats.is_some()));
-        page.set("ringdown_guest_up", &[("vm", &name)], up);
+        let of_vm = [("vm", name.as_str()), ("domain", vm.domain.as_str())];
+        page.set("ringdown_guest_up", &of_vm, up);
         if let Some(stats) = stats {
             guest_figures(&mut page, &name, stats);
         }

@@ -10,7 +10,7 @@ mod worker;
 
 use std::fmt;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use config::net::UplinkDevice;
 use device::CaptureOptions;
@@ -71,8 +71,10 @@ pub struct PortStatus {
     pub driver_ready: bool,
     /// Why the last VMM's connection, or the guest's card, ended as it should not, until another VMM speaks or a driver runs again.
     pub last_fault: Option<String>,
+    /// When that was.
+    pub last_fault_at: Option<SystemTime>,
     /// What has happened at it since it was added: what [`switch_counters`] names, and of a VM's port `dropped_frames` (that were for the
-    /// guest, which had no room for them), `interrupts` and `kicks`, and `interrupts_saved` and `kicks_saved` (for as many batches none was
+    /// guest, which had no room for them, or no driver), `interrupts` and `kicks`, and `interrupts_saved` and `kicks_saved` (for as many batches none was
     /// needed).
     pub counters: Counters,
     /// Frames that came from it and went nowhere, by the name of the reason. Reasons that never came up may be left out.

@@ -39,6 +39,9 @@ const MAX_GREETED_OF_HYBRID_VM: usize = 8;
 /// Sockets of VMs at which the control thread may have something looked up at a time: of each VM its VMM's, and the host's.
 pub(crate) const MAX_GATES: usize = 2 * config::MAX_VMS;
 
+/// Why a VM is not ready any more, as far as that can be seen from here.
+const ENDED: &str = "its agent's connection ended: the agent or its guest has stopped, or begun anew, as after a reboot or a resume";
+
 /// The guests that are ready.
 pub struct Readiness {
     agents: Mutex<Agents>,
@@ -184,12 +187,12 @@ impl Readiness {
             was_ready
         };
         if was_ready {
-            self.tell_event(EventKind::VmUnready, vm);
+            self.tell_unready(vm, "the VM was removed");
         }
         self.tell();
     }
 
-    /// Looks at arrivals until nobody can send one any more.
+    /// Looks at arrivals until there is no sender any more.
     pub async fn run(self: Arc<Self>, mut arrivals: Arrivals) {
         while let Some(news) = arrivals.next().await {
             match news {
@@ -212,13 +215,13 @@ impl Readiness {
                         is_ready,
                         "the guest was reached again, or is out of reach"
                     );
-                    self.tell_event(
-                        match is_ready {
-                            true => EventKind::VmReady,
-                            false => EventKind::VmUnready,
-                        },
-                        vm,
-                    );
+                    match is_ready {
+                        true => self.tell_event(EventKind::VmReady, EventDetails::of_vm(vm)),
+                        false => self.tell_unready(
+                            vm,
+                            "its guest does not answer, though its agent's connection stands",
+                        ),
+                    }
                 }
             }
         }
@@ -293,20 +296,23 @@ impl Readiness {
                 "closed the connection of an agent that sent no hello in time, or whose hello could not be tried in time"
             ),
         }
+        let mut reason = String::new();
         if self.is_ready_by(&vm, number) {
             // Nothing more is expected: an agent's next word is its end, and a talker is hung up on.
-            match stream.read(&mut [0; 1]).await {
-                Ok(0) => tracing::info!(vm, "the agent has disconnected"),
-                Ok(_) => tracing::warn!(
-                    vm,
-                    "closed the connection of an agent that sent data after its hello"
-                ),
-                Err(error) => tracing::info!(vm, %error, "the agent's connection broke"),
+            let read = stream.read(&mut [0; 1]).await;
+            reason = match &read {
+                Ok(0) => ENDED.to_owned(),
+                Ok(_) => "its agent sent data after its hello, and was hung up on".to_owned(),
+                Err(error) => format!("{ENDED} ({error})"),
+            };
+            match read {
+                Ok(1..) => tracing::warn!(vm, "{reason}"),
+                _ => tracing::info!(vm, "{reason}"),
             }
         }
         // Closed before the change is told, so that whoever sees the change sees the end of the connection too.
         drop(stream);
-        self.leave(&vm, number);
+        self.leave(&vm, number, &reason);
     }
 
     /// A connection has said its hello.
@@ -346,7 +352,7 @@ impl Readiness {
                     gave_secret,
                 });
                 (self.secrets)(vm, secret);
-                self.tell_event(EventKind::VmReady, vm);
+                self.tell_event(EventKind::VmReady, EventDetails::of_vm(vm));
             }
         }
         self.tell();
@@ -358,7 +364,7 @@ impl Readiness {
         ready.is_some_and(|ready| ready.attendant.number == number)
     }
 
-    fn leave(&self, vm: &str, number: u64) {
+    fn leave(&self, vm: &str, number: u64, reason: &str) {
         {
             let mut agents = sys::lock(&self.agents);
             let was_ready = agents.ready(vm).is_some();
@@ -372,7 +378,7 @@ impl Readiness {
             if ready.is_some() {
                 (self.secrets)(vm, AgentSecret::Absent);
                 if was_ready {
-                    self.tell_event(EventKind::VmUnready, vm);
+                    self.tell_unready(vm, reason);
                 }
             }
             if entry.greetings.is_empty() && entry.ready.is_none() {
@@ -382,8 +388,16 @@ impl Readiness {
         self.tell();
     }
 
-    fn tell_event(&self, kind: EventKind, vm: &str) {
-        self.events.tell_of_vm(kind, EventDetails::of_vm(vm));
+    fn tell_unready(&self, vm: &str, reason: &str) {
+        let details = EventDetails {
+            reason: Some(reason.to_owned()),
+            ..EventDetails::of_vm(vm)
+        };
+        self.tell_event(EventKind::VmUnready, details);
+    }
+
+    fn tell_event(&self, kind: EventKind, details: EventDetails) {
+        self.events.tell_of_vm(kind, details);
     }
 
     fn tell(&self) {

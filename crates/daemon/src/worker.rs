@@ -328,6 +328,7 @@ impl LineWorker for Worker {
             let mut status = LineStatus {
                 attached: line.attached,
                 last_fault: line.last_fault.clone(),
+                last_fault_at: line.last_fault_at,
                 cut_off: line.cut_off,
                 another_waits: line.another_waits,
                 paused: line.paused,

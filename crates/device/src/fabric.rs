@@ -32,7 +32,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use guestmem::queue::Chain;
 use keeper::Keeper;
@@ -124,6 +124,8 @@ pub struct LineSnapshot {
     /// Why the last VMM's connection, or the guest's device, ended as it should not, until another VMM speaks or a driver runs
     /// again: up to [`MAX_FAULT_CHARS`](crate::MAX_FAULT_CHARS), without control characters.
     pub last_fault: Option<String>,
+    /// When that was.
+    pub last_fault_at: Option<SystemTime>,
     /// The last VMM was hung up on for that.
     pub cut_off: bool,
     /// A second VMM has connected, and waits until the first leaves.

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind};
+use std::time::SystemTime;
 
 use vhost::vhost_user::Error as ProtocolError;
 
@@ -46,6 +47,7 @@ fn is_gone(error: &io::Error) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct LastFault {
     text: Option<String>,
+    at: Option<SystemTime>,
     of: Of,
 }
 
@@ -65,6 +67,7 @@ impl LastFault {
     /// Keeps it, up to [`MAX_FAULT_CHARS`] and without control characters.
     pub(crate) fn set(&mut self, fault: &dyn Display) {
         self.of = Of::Device;
+        self.at = Some(SystemTime::now());
         let text = fault.to_string();
         let shown = text.chars().take(MAX_FAULT_CHARS);
         let shown = shown.map(|letter| match letter.is_control() {
@@ -114,6 +117,11 @@ impl LastFault {
         self.text.clone()
     }
 
+    /// When it was set last.
+    pub(crate) fn at(&self) -> Option<SystemTime> {
+        self.at
+    }
+
     pub(crate) fn is_cut_off(&self) -> bool {
         self.of == Of::CutOff
     }
@@ -149,7 +157,7 @@ mod tests {
         fault.set_at_end(&"b");
         assert!(fault.is_cut_off());
         fault.clear();
-        assert!(!fault.is_cut_off() && fault.text().is_none());
+        assert!(!fault.is_cut_off() && fault.text().is_none() && fault.at().is_none());
         fault.set_of_vmm(&"c");
         fault.driver_runs();
         assert!(!fault.is_cut_off() && fault.text().is_some());

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use config::{Chardev, LineSpec, VmmSocket};
 use device::{AgentSecret, Attachment, CaptureFilter, CaptureOptions, SocketFile};
@@ -134,6 +134,7 @@ impl FakeWorker {
     pub fn set_fault(&self, name: &str, fault: &str) {
         if let Some(line) = self.state().lines.get_mut(name) {
             line.status.last_fault = Some(fault.to_owned());
+            line.status.last_fault_at = Some(SystemTime::now());
             line.status.cut_off = !line.status.attached;
         }
     }
@@ -222,6 +223,7 @@ impl FakeWorker {
             cid: spec.cid,
             attached: false,
             last_fault: None,
+            last_fault_at: None,
             cut_off: false,
             another_waits: false,
             paused: false,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use config::net::{NetHost, NetworkSpec, PortSpec};
 use device::{CaptureOptions, SocketFile};
@@ -85,6 +86,7 @@ impl FakeNet {
         let network = networks.get_mut(network);
         if let Some(port) = network.and_then(|network| network.ports.get_mut(vm)) {
             port.status.last_fault = Some(fault.to_owned());
+            port.status.last_fault_at = Some(SystemTime::now());
         }
     }
 
@@ -163,6 +165,7 @@ impl Prepared {
                     attached: false,
                     driver_ready: false,
                     last_fault: None,
+                    last_fault_at: None,
                     counters: Counters::from([("received_frames", 0), ("sent_frames", 0)]),
                     refused: Counters::new(),
                 },
@@ -262,6 +265,7 @@ impl NetWorker for FakeNet {
                 attached: true,
                 driver_ready: true,
                 last_fault: None,
+                last_fault_at: None,
                 counters: Counters::from([("received_frames", 0)]),
                 refused: Counters::new(),
             };

@@ -15,9 +15,12 @@ With --follow, it goes on behind the last event when the daemon was restarted, o
 
 Exit codes: 0 at the end of what is kept, or after Ctrl-C; 1 when there is no daemon to begin with.")]
 pub struct EventArguments {
-    /// Go on with what happens from now on; of what has happened, show the last 10 events only, unless --after is given
+    /// Go on with what happens from now on; of what has happened, show the last 10 events only, unless --after or --lines is given
     #[arg(short, long)]
     pub follow: bool,
+    /// Show the last N of the events that are kept and asked for, then end, or with --follow go on
+    #[arg(short = 'n', long, value_name = "N", conflicts_with = "after", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub lines: Option<u16>,
     /// Show what came after the event of this number; a daemon keeps the last 4096
     #[arg(long, value_name = "ID")]
     pub after: Option<u64>,

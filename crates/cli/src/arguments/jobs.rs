@@ -109,7 +109,7 @@ its VMM, has to let go of the line. Of a VM with --hybrid or --serial only its a
 counts as off.
 
 With --all, VMs whose agent is not ready are skipped, with a message. Exit codes: 0 done, or off already (with --suspend, off is 1); 1 not within the time, or refused,
-for the reason given; 2 the command line is wrong.")]
+or not asked as its agent is not ready, for the reason given; 2 the command line is wrong.")]
 pub struct Shutdown {
     /// Name of the VM, or DOMAIN/NAME
     #[arg(required_unless_present = "all")]

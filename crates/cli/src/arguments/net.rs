@@ -34,7 +34,7 @@ pub struct NetList {
 VMM is waiting while no VMM is attached to the port's socket, attached while one is and its guest has started no driver, and running with a driver. It is taken
 off while the link is down (`ringdown net link`), whether it is there or not.
 RECEIVED is what came from the guest, SENT what went to it, REFUSED what came from it and went nowhere; below the table it says why. DROPPED is what
-was for the guest, and it had no room. INTERRUPTS are those that the guest got, and in parentheses the batches of frames that it was given without one. KICKS are the notifications
+was for the guest, and it had no room, or no driver yet; of a port that waits for its VMM nothing is counted. INTERRUPTS are those that the guest got, and in parentheses the batches of frames that it was given without one. KICKS are the notifications
 that the guest sent, and in parentheses the frames that were taken without one.")]
 pub struct NetShow {
     /// Name of the network, or DOMAIN/NAME

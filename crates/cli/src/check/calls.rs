@@ -1,9 +1,9 @@
-//! What became of the last calls: published ports whose last caller was refused, and agents that did not answer theirs.
+//! What became of the last calls: published ports whose last caller was refused.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use api::{Event, EventKind, VmStatus};
+use api::{Event, EventKind};
 
 use super::Finding;
 use crate::client::{Client, Lines};
@@ -66,18 +66,4 @@ pub(super) fn published(events: &[Event]) -> Vec<Finding> {
         )
     };
     refused.into_iter().map(finding).collect()
-}
-
-/// Agents that are there and did not answer their last caller.
-pub(super) fn silent_agents(vms: &[VmStatus]) -> impl Iterator<Item = Finding> {
-    vms.iter().filter_map(|vm| {
-        let (name, unanswered) = (vm.full_name(), vm.unanswered.as_ref()?);
-        Some(Finding::warning(
-            "guests",
-            format!("{name}: {unanswered}"),
-            format!(
-                "`ringdown exec {name} true` tries again; if it stays silent, see whether the VMM goes on, and what holds up ringdown-agent in the guest (`systemctl restart ringdown-agent`)"
-            ),
-        ))
-    })
 }

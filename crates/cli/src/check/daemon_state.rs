@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use api::{Health, LineKind, NetworkDetails, PartKind, UnavailablePart, VmState, VmStatus};
+use api::{
+    Health, LineKind, NetworkDetails, PartKind, Unanswered, UnavailablePart, VmState, VmStatus,
+};
 use runtime::directory::{check_directory, writable_by_all};
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
@@ -39,14 +41,13 @@ pub(super) fn look(
                 .chain(list.unavailable.iter().filter_map(unavailable))
                 .chain(vms)
                 .chain(list.vms.iter().filter_map(windows))
-                .chain(list.vms.iter().flat_map(cards))
+                .chain(cards(&list.vms, &networks))
                 .chain(idle_cards(&list.vms, &networks))
                 .chain(missing_cards(&list.vms, &networks))
                 .chain(links_down(&list.vms, &networks))
                 .chain(host_sockets(&list.vms))
                 .chain(writers(runtime_dir, &list.vms))
                 .chain(calls::look(client))
-                .chain(calls::silent_agents(&list.vms))
                 .collect()
         }
         Err(ClientError::NoDaemon { .. }) => {
@@ -215,13 +216,17 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
         VmState::Ready if vm.paused => {
             Finding::warning(about, found, "have its VMM let it go on (of QEMU: `cont`)")
         }
-        VmState::Ready => version(about, &name, vm),
+        VmState::Ready => match &vm.unanswered {
+            Some(unanswered) => silent_agent(about, &name, unanswered),
+            None => version(about, &name, vm),
+        },
         VmState::Waiting if is_hybrid => own_vmm(about, found, vm),
-        VmState::Waiting if vm.last_fault.is_some() => Finding::error(
+        // What was wrong with a VMM that is not there any more.
+        VmState::Waiting if vm.last_fault.is_some() => Finding::warning(
             about,
             found,
             format!(
-                "end its VMM, and start it with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all: it does not connect again by itself"
+                "end that VMM if it still runs, and start one with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all: it does not connect again by itself"
             ),
         ),
         // The VMM of a vsock line does not connect again.
@@ -271,6 +276,17 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
     }
 }
 
+/// An agent that is there and did not answer its last caller. What is done about it is done from outside.
+fn silent_agent(about: &'static str, name: &str, unanswered: &Unanswered) -> Finding {
+    Finding::warning(
+        about,
+        format!("{name}: {unanswered}"),
+        format!(
+            "`ringdown exec {name} true` tries again; if it stays silent, see in its VMM's monitor whether the guest runs (of QEMU: `info status`), and reset it there (of QEMU: `system_reset`), or end its VMM and start it again"
+        ),
+    )
+}
+
 /// A VMM with a vsock device of its own that is not there.
 fn own_vmm(about: &'static str, found: String, vm: &VmStatus) -> Finding {
     let start = format!(
@@ -294,17 +310,33 @@ pub(super) fn windows(vm: &VmStatus) -> Option<Finding> {
     Some(Finding::error("windows", found, remedy))
 }
 
-/// Cards of a guest that do not work.
-fn cards(vm: &VmStatus) -> impl Iterator<Item = Finding> + '_ {
-    vm.nets.iter().filter_map(|port| {
-        let fault = port.last_fault.as_ref()?;
-        let (name, network) = (vm.full_name(), &port.network);
-        Some(Finding::error(
-            "networks",
-            format!("the card of {name} in {network}: {fault}"),
-            format!("start its VMM with what `ringdown args {name} --vmm qemu` prints"),
-        ))
-    })
+/// Cards of guests that do not work, and what was wrong with those of VMMs that have left. Where another VMM serves the line since, nothing is said.
+pub(super) fn cards(vms: &[VmStatus], networks: &[NetworkDetails]) -> Vec<Finding> {
+    let is_attached = |name: &String, network: &String| {
+        let details = networks.iter();
+        let details = details.filter(|details| details.network.full_name() == *network);
+        let mut ports = details.flat_map(|details| &details.ports);
+        ports.any(|port| port.vm.as_ref() == Some(name) && port.attached)
+    };
+    let mut findings = Vec::new();
+    for vm in vms {
+        let name = vm.full_name();
+        for port in &vm.nets {
+            let network = &port.network;
+            let Some(fault) = &port.last_fault else {
+                continue;
+            };
+            let found = format!("the card of {name} in {network}: {fault}");
+            let remedy =
+                format!("start its VMM with what `ringdown args {name} --vmm qemu` prints");
+            match (is_attached(&name, network), vm.attached) {
+                (true, _) => findings.push(Finding::error("networks", found, remedy)),
+                (false, false) => findings.push(Finding::warning("networks", found, remedy)),
+                (false, true) => {}
+            }
+        }
+    }
+    findings
 }
 
 /// The networks in which these VMs have cards, as far as they can be shown.

@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use api::{Event, EventKind, Why};
-use config::input::parse_full_name;
+use api::{Event, EventKind, VmStatus, Why};
+use config::input::{DEFAULT_DOMAIN, parse_full_name};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::policy::{called, port_words};
@@ -16,7 +16,7 @@ use crate::json;
 use crate::lines::note;
 
 /// How many events of before are shown when following begins.
-const SHOWN_BEFORE: usize = 10;
+const SHOWN_BEFORE: u16 = 10;
 
 /// How long to wait before the daemon is asked again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
@@ -90,7 +90,17 @@ pub fn events(client: &Client, options: &EventArguments) -> Result<(), Failure> 
 /// Says why a call fails, or would.
 pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
     let called = called(&options.from, options.port.as_deref())?;
-    let why = client.why(&options.from, &options.to, called)?;
+    let why = client.why(&options.from, &options.to, called);
+    let why = why.map_err(|error| {
+        let failure = Failure::from(error);
+        let unknown = format!("there is no VM named {:?}", options.to);
+        let is_unknown = failure.to_string().starts_with(&unknown);
+        let hint = is_unknown.then(|| number_in_place_of_vm(client, options));
+        match hint.flatten() {
+            Some(hint) => Failure::with_code(failure.code, format!("{unknown}: {hint}")),
+            None => failure,
+        }
+    })?;
     match options.json {
         true => print_named("why", &why)?,
         false => print(&why_in_words(&why, options.port.as_deref()))?,
@@ -102,12 +112,39 @@ pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
     })
 }
 
+/// What may have been meant by a number in the place of the VM that is called.
+fn number_in_place_of_vm(client: &Client, options: &WhyArguments) -> Option<String> {
+    let (from, number) = (&options.from, options.to.parse::<u32>().ok()?);
+    let vms = client.list().ok()?.vms;
+    let caller = from
+        .split_once('/')
+        .map_or(DEFAULT_DOMAIN, |(domain, _)| domain);
+    let mut of_cid = vms
+        .iter()
+        .filter(|vm| vm.cid == number && vm.domain == caller);
+    let port = options.port.as_deref().unwrap_or("PORT");
+    Some(
+        match (of_cid.next().map(VmStatus::full_name), &options.port) {
+            (Some(vm), _) => {
+                format!("{number} is the CID of {vm}: `ringdown why {from} {vm} {port}`")
+            }
+            (None, None) if from != "host" => {
+                format!(
+                    "did you mean a call to port {number} of {from}: `ringdown why host {from} {number}`?"
+                )
+            }
+            _ => format!("name the VM that is called: `ringdown why {from} VM {port}`"),
+        },
+    )
+}
+
 fn target(options: &EventArguments, after: Option<u64>) -> Result<String, Failure> {
     let mut target = format!("/v1/events?follow={}", options.follow);
-    match after {
-        Some(after) => target.push_str(&format!("&after={after}")),
-        None if options.follow => target.push_str(&format!("&last={SHOWN_BEFORE}")),
-        None => {}
+    let last = options.lines.or(options.follow.then_some(SHOWN_BEFORE));
+    match (after, last) {
+        (Some(after), _) => target.push_str(&format!("&after={after}")),
+        (None, Some(last)) => target.push_str(&format!("&last={last}")),
+        (None, None) => {}
     }
     if let Some(vm) = &options.vm {
         parse_full_name("a VM", vm)?;

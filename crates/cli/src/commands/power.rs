@@ -136,7 +136,15 @@ impl Order {
             {
                 print(&format!("{}: {words}\n", vm.full_name()))
             }
-            Outcome::LeftAlone(words) | Outcome::Failed(words) => {
+            Outcome::LeftAlone(words) if vm.state == VmState::Waiting => {
+                Err(Failure::failed(format!("VM {:?}: {words}", vm.full_name())))
+            }
+            Outcome::LeftAlone(words) => {
+                let name = vm.full_name();
+                let words = format!("VM {name:?} cannot be asked to {}: {words}", self.asked());
+                Err(Failure::failed(words))
+            }
+            Outcome::Failed(words) => {
                 Err(Failure::failed(format!("VM {:?}: {words}", vm.full_name())))
             }
         }
@@ -153,10 +161,7 @@ impl Order {
                 };
                 return Outcome::LeftAlone(format!("is off: no VMM is attached{may_run}"));
             }
-            _ => {
-                let state = before.state_in_words();
-                return Outcome::LeftAlone(format!("skipped: {state}"));
-            }
+            _ => return Outcome::LeftAlone(before.state_in_words()),
         }
         let begun = Instant::now();
         let mut underway = match ask(&before.host, self.action, self.force_after(), self.timeout) {
@@ -219,6 +224,14 @@ impl Order {
             _ => now.state_in_words(),
         };
         format!("VM {:?} to {}: {state}", now.full_name(), self.to_do())
+    }
+
+    fn asked(&self) -> &'static str {
+        match self.action {
+            Power::Shutdown => "shut down",
+            Power::Reboot => "reboot",
+            Power::Suspend => "fall asleep",
+        }
     }
 
     fn to_do(&self) -> &'static str {
@@ -414,7 +427,9 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
     let each = |vm: &VmStatus| {
         let find = |name: &str| lines.find(name, Instant::now());
         let words = match order.carry_out(&find, vm) {
-            Outcome::Done(words) | Outcome::LeftAlone(words) => words,
+            Outcome::Done(words) => words,
+            Outcome::LeftAlone(words) if vm.state == VmState::Waiting => words,
+            Outcome::LeftAlone(words) => format!("skipped: {words}"),
             Outcome::Failed(words) => {
                 failures.fetch_add(1, Ordering::Relaxed);
                 words

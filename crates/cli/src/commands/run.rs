@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::VmStatus;
@@ -9,13 +10,16 @@ use config::input::check_name_of;
 
 use crate::arguments::RunArguments;
 use crate::carry::{self, DialError, Directory, MAX_ROUTES, Route, Settings};
-use crate::client::{Client, ClientError};
+use crate::client::{ANSWER_TIMEOUT, Client, ClientError, say_if_slow};
 use crate::failure::Failure;
+use crate::lines::note;
 
 /// What the daemon knows. It is asked each time, since names and CIDs can change hands.
 struct Daemon {
     client: Client,
     domain: String,
+    /// That it does not answer is said, once or with each connection.
+    is_silence_said: AtomicBool,
 }
 
 impl Daemon {
@@ -26,7 +30,17 @@ impl Daemon {
         timeout: Duration,
     ) -> Result<Option<PathBuf>, DialError> {
         let client = self.client.clone().with_patience(timeout);
-        let list = client.list().map_err(|error| not_told(&error))?;
+        let list = await_daemon(timeout, || client.list());
+        let list = list.map_err(|error| {
+            let is_silent = matches!(
+                error,
+                ClientError::Silent { .. } | ClientError::Stopped { .. }
+            );
+            if is_silent && !self.is_silence_said.swap(true, Ordering::Relaxed) {
+                note(&format!("ringdown run: {error}"));
+            }
+            not_told(&error)
+        })?;
         let found = list.vms.into_iter().find(is_it);
         Ok(found.map(|vm| vm.host))
     }
@@ -53,6 +67,12 @@ impl Directory for Daemon {
     }
 }
 
+/// Has the daemon answer, and says what it waits for as other commands do.
+fn await_daemon<T>(patience: Duration, ask: impl FnOnce() -> T) -> T {
+    let what = || Some("the daemon to answer".to_owned());
+    say_if_slow(patience, what, ask)
+}
+
 /// That the daemon has not said where a VM is, since it may not be asked, or for another reason.
 fn not_told(error: &ClientError) -> DialError {
     match error {
@@ -77,18 +97,22 @@ pub fn run(client: Client, options: RunArguments) -> Result<u8, Failure> {
     let routes: Result<Vec<_>, _> = routes.collect();
     let routes = routes.map_err(Failure::usage)?;
     for route in &routes {
-        match client.find(&route.vm) {
+        match await_daemon(ANSWER_TIMEOUT, || client.find(&route.vm)) {
             Ok(Some(_)) => {}
             // Misspelt, mostly. The daemon's answer says what may be meant.
             Ok(None) => drop(client.show(&route.vm)?),
             // It is asked again at each connection.
-            Err(_) => break,
+            Err(failure) => {
+                note(&format!("ringdown run: {failure}"));
+                break;
+            }
         }
     }
     let settings = Settings {
         directory: Box::new(Daemon {
             client,
             domain: options.domain,
+            is_silence_said: AtomicBool::new(options.verbose),
         }),
         routes,
         timeout: options.connect_timeout,

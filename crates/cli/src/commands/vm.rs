@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use api::{ChardevInfo, LineKind, NewSerial, NewVm, PartKind, VMM_RUNS_ON, VmPort, VmStatus};
+use api::{
+    ChardevInfo, LineKind, NewSerial, NewVm, PartKind, Restart, VMM_RUNS_ON, VmPort, VmStatus,
+};
 use config::input::{InputError, check_socket_path, parse_cid, parse_full_name};
 use config::limits::parse_member;
 use config::{NewPort, parse_net_option};
+use jiff::{SignedDuration, Timestamp};
 
 use super::{print, print_json, print_named};
 use crate::arguments::{VmAdd, VmList, VmRemove};
@@ -14,6 +17,9 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::lines::note;
 use crate::windows;
+
+/// For so long a restart of the daemon is shown beside the VMs.
+const RESTART_IS_NEWS: SignedDuration = SignedDuration::from_hours(1);
 
 /// `ringdown vm add`.
 pub fn add(client: &Client, options: VmAdd) -> Result<(), Failure> {
@@ -105,10 +111,17 @@ pub fn list(client: &Client, options: &VmList) -> Result<(), Failure> {
     for part in beside.filter(|part| part.kind != PartKind::Vm) {
         eprintln!("{part}");
     }
-    if let Some(restart) = &list.restart {
+    let restart = list.restart.iter();
+    for restart in restart.filter(|restart| is_news(restart, Timestamp::now())) {
         eprintln!("{} {restart}", restart.time);
     }
     Ok(())
+}
+
+/// Whether a restart is recent enough to be shown beside the VMs.
+fn is_news(restart: &Restart, now: Timestamp) -> bool {
+    let time = restart.time.parse::<Timestamp>();
+    time.is_ok_and(|time| now.duration_since(time) < RESTART_IS_NEWS)
 }
 
 /// Removes a VM.
@@ -219,6 +232,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_restart_is_shown_for_an_hour() {
+        let restart = serde_json::json!({
+            "restarts": 1, "version_before": "0.1.0", "ended": "died", "time": "2026-11-22T12:00:00.500000Z",
+            "lines": 1, "circuits": 0, "reset": 0,
+        });
+        let restart: Restart = serde_json::from_value(restart).unwrap();
+        let at = |now: &str| is_news(&restart, now.parse().unwrap());
+        assert!(at("2026-11-22T12:00:00.5Z"));
+        assert!(at("2026-11-22T13:00:00Z"));
+        assert!(!at("2026-11-22T13:00:01Z"));
+    }
+
+    #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let vm = |name: &str, state, agent| VmStatus {
             name: name.to_owned(),
@@ -230,6 +256,7 @@ mod tests {
             state,
             attached: true,
             last_fault: None,
+            last_fault_time: None,
             cut_off: false,
             another_waits: false,
             unanswered: None,
@@ -317,5 +344,38 @@ mod tests {
              a     3    waiting   12        -      /r/h         -\n\
              b     3    attached  12        -      /r/h         a word of it\n"
         );
+    }
+
+    #[test]
+    fn of_the_faults_of_a_line_and_its_cards_the_newest_is_shown() {
+        let fault = |line: Option<&str>, card: Option<&str>| {
+            let mut vm = serde_json::json!({
+                "name": "web", "cid": 3, "state": "waiting", "host": "/r/web.sock", "circuits": 0, "last_fault": "of its line",
+                "nets": [{
+                    "network": "lan", "vhost_user": "/r/n", "mac": "02:00:00:00:00:03", "last_fault": "of its card", "mtu": 1500,
+                    "queue_pairs": 1, "vlan": "1", "isolated": false, "learn": false, "moderation": "adaptive",
+                }],
+            });
+            for (place, time) in [("", line), ("/nets/0", card)] {
+                let part = vm.pointer_mut(place).unwrap();
+                match time {
+                    Some(time) => {
+                        part["last_fault_time"] = format!("2026-11-22T12:00:{time}Z").into()
+                    }
+                    None => drop(part.as_object_mut().unwrap().remove("last_fault")),
+                }
+            }
+            let vm: VmStatus = serde_json::from_value(vm).unwrap();
+            vm.fault().map(|fault| fault.into_owned())
+        };
+        let (of_line, of_card) = (
+            Some("of its line".to_owned()),
+            Some("card in lan: of its card".to_owned()),
+        );
+        assert_eq!(fault(Some("01.000000"), Some("01.000001")), of_card);
+        assert_eq!(fault(Some("02.000000"), Some("01.000001")), of_line);
+        assert_eq!(fault(Some("02.000000"), None), of_line);
+        assert_eq!(fault(None, Some("01.000000")), of_card);
+        assert_eq!(fault(None, None), None);
     }
 }

@@ -55,6 +55,7 @@ fn vm(name: &str, cid: u32, bytes: [u64; 2]) -> VmStatus {
         state: VmState::Ready,
         attached: true,
         last_fault: None,
+        last_fault_time: None,
         cut_off: false,
         another_waits: false,
         unanswered: None,

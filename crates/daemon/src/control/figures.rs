@@ -8,7 +8,7 @@ use wire::agent::job::Stats;
 
 use super::Control;
 use crate::control_error::ControlError;
-use crate::metrics::{self, Facts};
+use crate::metrics::{self, Facts, Whole};
 
 impl Control {
     /// Figures of all lines and guests. Who asks while a page is made gets that page.
@@ -32,6 +32,11 @@ impl Control {
             events: &parts.events,
             captures: &parts.captures,
             restart: parts.restart.as_ref(),
+            whole: &Whole {
+                unavailable: self.in_force().unavailable_parts(),
+                keeper_ended: self.has_lost_keeper(),
+                paths_ended: sys::links::helper_has_ended(),
+            },
             stalled_clients: parts.stalled_clients.count(),
             switchboard: &self.switchboard_report(),
             windows: &self.windows(),

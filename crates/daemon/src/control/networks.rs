@@ -12,6 +12,7 @@ use l2::bridge::VlanId;
 use super::{Control, known_vm, owned};
 use crate::capture::CaptureReader;
 use crate::control_error::ControlError;
+use crate::events::rfc_3339;
 use crate::line::Counters;
 use crate::net::{MacStatus, NetError, NetworkStatus, PortOwner, PortStatus};
 
@@ -284,6 +285,7 @@ pub(super) fn ports_of(plan: &Plan, line: &LineSpec, known: &Known) -> Vec<VmPor
 fn vm_port(port: &PortSpec, network: &NetworkSpec, status: Option<&PortStatus>) -> VmPort {
     VmPort {
         last_fault: status.and_then(|status| status.last_fault.clone()),
+        last_fault_time: status.and_then(|status| status.last_fault_at).map(rfc_3339),
         network: port.network.clone(),
         vhost_user: port.socket.clone(),
         mac: port.mac,

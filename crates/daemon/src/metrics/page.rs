@@ -14,6 +14,9 @@ ringdown_vm_ready Whether the guest's agent is there.
 ringdown_vm_circuits Circuits of the VM, in any state.
 ringdown_vm_usage What the VM uses of what is limited.
 ringdown_vm_limit What the VM may use.
+ringdown_vm_condition Whether this is so of the VM.
+ringdown_unavailable VMs, uplinks and published ports that cannot be had at the moment.
+ringdown_process_ended Whether this process beside the daemon has ended, which was there at its start.
 ringdown_vm_events_total What has happened on the VM's line.
 ringdown_guest_uptime_seconds Time since the guest's boot.
 ringdown_guest_tasks Processes and threads.
@@ -23,7 +26,7 @@ ringdown_guest_cpu_seconds_total What the processors did.
 ringdown_guest_memory_bytes Memory and swap.
 ringdown_guest_filesystem_size_bytes Size of a file system.
 ringdown_guest_filesystem_free_bytes What is free of it.
-ringdown_guest_filesystem_avail_bytes What is free of it for everybody.
+ringdown_guest_filesystem_avail_bytes What is free of it for users other than root.
 ringdown_guest_filesystem_files How many files it can have.
 ringdown_guest_filesystem_files_free How many more files it can have.
 ringdown_guest_disk_reads_total Reads done.
@@ -73,7 +76,7 @@ ringdown_switchboard_events_total What became of circuits for which a program as
 ringdown_switchboard_sessions Agents that can be given windows.
 ringdown_switchboard_listeners Places where programs of the host listen for circuits.
 ringdown_windows Windows, by how they stand.
-ringdown_metrics_left_out Series that this page had no room for, and VMs beyond those that it tells of.
+ringdown_metrics_left_out Series that this page had no room for, and VMs beyond those that it has.
 ";
 
 #[derive(Debug, Default)]
@@ -227,7 +230,7 @@ mod tests {
                         ringdown_guest_up{vm=\"one\"} 1\nringdown_guest_up{vm=\"two\"} 3\n\
                         # HELP ringdown_guest_disk_busy_seconds_total Time with something to do.\n\
                         # TYPE ringdown_guest_disk_busy_seconds_total counter\nringdown_guest_disk_busy_seconds_total{vm=\"one\"} 2.5\n\
-                        # HELP ringdown_metrics_left_out Series that this page had no room for, and VMs beyond those that it tells of.\n\
+                        # HELP ringdown_metrics_left_out Series that this page had no room for, and VMs beyond those that it has.\n\
                         # TYPE ringdown_metrics_left_out gauge\nringdown_metrics_left_out 0\n";
         assert_eq!(page.finish(), expected);
     }

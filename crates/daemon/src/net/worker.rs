@@ -205,6 +205,7 @@ fn network_status(snapshot: NetworkSnapshot) -> NetworkStatus {
             attached: true,
             driver_ready: true,
             last_fault: None,
+            last_fault_at: None,
             counters: switch_counters(&station.bridge),
             refused: refused_counters(&station.bridge),
         });
@@ -228,6 +229,7 @@ fn network_status(snapshot: NetworkSnapshot) -> NetworkStatus {
             attached: uplink.attached,
             driver_ready: uplink.attached,
             last_fault: None,
+            last_fault_at: None,
             counters,
             refused,
         });
@@ -246,6 +248,7 @@ fn port_status(port: &NetPortSnapshot) -> PortStatus {
         attached: port.attached,
         driver_ready: port.driver_ready,
         last_fault: port.last_fault.clone(),
+        last_fault_at: port.last_fault_at,
         counters: port_counters(&port.counters, &port.bridge),
         refused: refused(&port.counters, &port.bridge),
     }

@@ -60,8 +60,8 @@ async fn an_agent_that_comes_and_goes_without_end_pushes_no_event_of_others_out(
     let readiness = Readiness::telling(events.clone(), Box::new(|_, _| ()));
     events.tell(EventKind::VmAdded, EventDetails::of_vm("db"));
     for _ in 0..MAX_EVENTS {
-        readiness.tell_event(EventKind::VmReady, "web");
-        readiness.tell_event(EventKind::VmUnready, "web");
+        readiness.tell_event(EventKind::VmReady, EventDetails::of_vm("web"));
+        readiness.tell_unready("web", ENDED);
     }
     let told = events.counts().0 as usize;
     assert!(told < MAX_EVENTS / 2, "{told}");

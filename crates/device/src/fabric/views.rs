@@ -43,6 +43,7 @@ impl Fabric {
             .map(|report| LineSnapshot {
                 attached: line_of(report.id).is_some_and(|line| line.attached),
                 last_fault: line_of(report.id).and_then(|line| line.last_fault.text()),
+                last_fault_at: line_of(report.id).and_then(|line| line.last_fault.at()),
                 cut_off: line_of(report.id).is_some_and(|line| line.last_fault.is_cut_off()),
                 another_waits: line_of(report.id)
                     .and_then(|line| line.frontend.as_ref())

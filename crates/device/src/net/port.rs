@@ -90,7 +90,7 @@ pub struct PortCounters {
     pub bytes_to_guest: u64,
     /// Frames for the guest that were dropped as it had no buffers posted.
     pub dropped_without_buffers: u64,
-    /// Frames for the guest that were dropped as its driver is not running.
+    /// Frames for the guest that were dropped as its driver is not running, while its VMM is there.
     pub dropped_without_driver: u64,
     /// Frames that were dropped as their virtio header contradicts them.
     pub malformed_headers: u64,

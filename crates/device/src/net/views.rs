@@ -1,5 +1,7 @@
 //! Networks and their ports as they stand, for queries.
 
+use std::time::SystemTime;
+
 use l2::bridge::{MacEntry, PortId};
 
 use super::{NetFabric, Network, PortCounters, UplinkCounters};
@@ -17,6 +19,8 @@ pub struct NetPortSnapshot {
     pub driver_ready: bool,
     /// Why its last VMM's connection, or the guest's card, ended as it should not; as [`LineSnapshot::last_fault`](crate::LineSnapshot::last_fault).
     pub last_fault: Option<String>,
+    /// When that was.
+    pub last_fault_at: Option<SystemTime>,
     /// Whether the link is up, as far as the operator says.
     pub link: bool,
     /// What passed.
@@ -94,6 +98,7 @@ impl NetFabric {
                 attached: port.attached,
                 driver_ready: port.driver_runs(),
                 last_fault: port.last_fault.text(),
+                last_fault_at: port.last_fault.at(),
                 link: port.frontend.is_some(),
                 counters: port.counters,
                 bridge: network.bridge_counters(port.id),

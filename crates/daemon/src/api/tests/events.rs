@@ -59,6 +59,11 @@ fn what_happens_to_vms_is_told_in_order() {
         kinds(&of_x),
         ["vm-added", "vm-ready", "vm-unready", "vm-removed"]
     );
+    let reason = of_x[2]["reason"].as_str().unwrap();
+    assert!(
+        reason.starts_with("its agent's connection ended"),
+        "{reason}"
+    );
     let ids: Vec<_> = events
         .iter()
         .map(|event| event["id"].as_u64().unwrap())

@@ -33,6 +33,7 @@ fn vm(name: &str) -> VmStatus {
         state: VmState::Ready,
         attached: true,
         last_fault: None,
+        last_fault_time: None,
         cut_off: false,
         another_waits: false,
         unanswered: None,
@@ -91,6 +92,7 @@ fn everything() -> String {
     let vms = [vm("web")];
     let mut page = page(&vms, &[Some(Box::new(stats))], &[network]);
     figures::add(&mut page, &vms, &example());
+    conditions::add(&mut page, &vms, &[], &Whole::default());
     figures::add_readers(&mut page, &Default::default(), &Default::default(), 7);
     figures::add_restart(&mut page, Some(&restart()));
     let window = WindowInfo {
@@ -315,6 +317,80 @@ fn the_documentation_names_every_family_and_no_other() {
 }
 
 #[test]
+fn conditions_are_those_of_now() {
+    let card = serde_json::json!({
+        "network": "lan", "vhost_user": "/r/n", "mac": "52:54:00:00:00:02", "last_fault": "no card", "mtu": 1500, "queue_pairs": 1,
+        "vlan": "1", "isolated": false, "learn": false, "moderation": "adaptive",
+    });
+    let faulty = VmStatus {
+        state: VmState::Attached,
+        last_fault: Some("memory".to_owned()),
+        nets: vec![serde_json::from_value(card).expect("it is a port")],
+        ..vm("web")
+    };
+    let mut left = network();
+    left.ports[0].attached = false;
+    // What was wrong with a VMM that has left is history.
+    let gone = VmStatus {
+        state: VmState::Waiting,
+        attached: false,
+        ..faulty.clone()
+    };
+    for (vm, network, expected) in [
+        (vm("web"), network(), vec![]),
+        (faulty, network(), vec!["fault", "card_fault"]),
+        (gone, left, vec!["no_vmm"]),
+    ] {
+        let mut page = Page::default();
+        conditions::add(&mut page, &[vm], &[network], &Whole::default());
+        let scrape = read(&page.finish());
+        let holds = scrape.samples.iter().filter(|sample| {
+            sample.metric == "ringdown_vm_condition"
+                && matches!(sample.value, Value::Gauge(value) if value == 1.0)
+        });
+        let reasons: Vec<_> = holds
+            .filter_map(|sample| sample.labels.get("reason"))
+            .collect();
+        assert_eq!(reasons, expected);
+    }
+}
+
+/// The names in queries that are of figures.
+fn asked_for(query: &str) -> impl Iterator<Item = &str> {
+    let is_of_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
+    let names = query.split(move |character| !is_of_name(character));
+    names.filter(|word| word.starts_with("ringdown_"))
+}
+
+#[test]
+fn the_rules_for_alerts_ask_only_for_what_there_is() {
+    let text = include_str!("../../../../../docs/metrics.md");
+    let (_, rules) = text.split_once("```yaml\n").expect("rules");
+    let (rules, _) = rules.split_once("```").expect("their end");
+    let page = everything();
+    let exported = families(&page);
+    let mut alerts = 0;
+    for line in rules.lines() {
+        let Some(query) = line.trim_start().strip_prefix("expr: ") else {
+            continue;
+        };
+        alerts += 1;
+        assert!(asked_for(query).count() > 0, "{query}");
+        for name in asked_for(query) {
+            assert!(exported.contains_key(name), "{name} in {query}");
+        }
+        // Labels that a rule chooses by are there with the value.
+        let labels = query.split(['{', '}']).skip(1).step_by(2);
+        let labels = labels.flat_map(|labels| labels.split(','));
+        for label in labels.filter(|label| !label.contains('~')) {
+            assert!(page.contains(label.trim()), "{label} in {query}");
+        }
+    }
+    assert_eq!(rules.matches("- alert: ").count(), alerts);
+    assert!(alerts >= 8, "{alerts}");
+}
+
+#[test]
 fn the_dashboard_asks_only_for_what_there_is() {
     let text = include_str!("../../../../../docs/dashboard.json");
     let dashboard: serde_json::Value = serde_json::from_str(text).expect("it is JSON");
@@ -327,14 +403,12 @@ fn the_dashboard_asks_only_for_what_there_is() {
             _ => vec![name],
         })
         .collect();
-    let is_of_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
     let mut asked = 0;
     for panel in dashboard["panels"].as_array().expect("panels") {
         // A row of the dashboard asks for nothing.
         for target in panel["targets"].as_array().into_iter().flatten() {
             let query = target["expr"].as_str().expect("a query");
-            let names = query.split(|character| !is_of_name(character));
-            for name in names.filter(|word| word.starts_with("ringdown_")) {
+            for name in asked_for(query) {
                 assert!(exported.contains(name), "{name} in {query}");
                 asked += 1;
             }

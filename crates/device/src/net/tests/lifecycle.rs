@@ -53,6 +53,23 @@ fn rings_that_stop_in_any_order_go_on_where_they_were() {
     }
 }
 
+/// What is flooded in a network is for guests that are there.
+#[test]
+fn a_port_without_a_vmm_misses_no_frames() {
+    let mut setup = Setup::new();
+    let (web, mut db) = (setup.guest(1), setup.guest(2));
+    let mut dropped_with = |request| {
+        setup.ask(&web, request).unwrap();
+        db.send(&frame(web.mac, db.mac, 60));
+        db.send(&frame(wire::ethernet::MacAddress::BROADCAST, db.mac, 60));
+        setup.settle();
+        setup.counters(&web).dropped_without_driver
+    };
+    assert_eq!(dropped_with(Request::Detach { fault: None }), 0);
+    assert_eq!(dropped_with(Request::Attach), 2);
+    assert_eq!(dropped_with(Request::Detach { fault: None }), 2);
+}
+
 #[test]
 fn a_ring_that_is_not_enabled_waits() {
     let mut setup = Setup::new();

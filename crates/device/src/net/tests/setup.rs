@@ -287,6 +287,7 @@ impl Setup {
         for ring in (0..count).step_by(2) {
             guest.post_all(ring);
         }
+        self.ask(&guest, Request::Attach).unwrap();
         self.start(&guest);
         guest
     }
