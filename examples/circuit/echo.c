@@ -3,7 +3,7 @@
  *
  *   cc echo.c $(pkg-config --cflags --libs ringdown-circuit) -o echo
  *   ./echo                    both, as two processes
- *   ./echo listen 5432        the second one, for whoever calls, once: in a guest or on the host
+ *   ./echo listen 5432        the second one, for its caller, once: in a guest or on the host
  *   ./echo connect db:5432    the first one
  */
 #include <inttypes.h>

@@ -2,7 +2,7 @@
 """Two programs and a circuit between them, by ctypes: one sends records, the other one answers each in capital letters.
 
     echo.py                    both, as two processes
-    echo.py listen 5432        the second one, for whoever calls, once: in a guest or on the host
+    echo.py listen 5432        the second one, for its caller, once: in a guest or on the host
     echo.py connect db:5432    the first one
 
 RINGDOWN_CIRCUIT_LIBRARY names the library if it is not where the system looks: target/release/libringdown_circuit.so.

@@ -40,7 +40,7 @@ pub struct CircuitInfo {
     /// How long it has been there. Not known if only its window is left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<u64>,
-    /// Bytes of the caller's that have arrived by the stream. Those in a window nobody counts.
+    /// Bytes of the caller's that have arrived by the stream. Those in a window are not counted.
     pub bytes_from_caller: u64,
     /// Bytes of the callee's that have arrived by the stream.
     pub bytes_to_caller: u64,

@@ -61,7 +61,7 @@ pub enum PolicyVerdict {
     Allowed,
     /// It is refused.
     Denied,
-    /// It is put through to somebody else.
+    /// It is put through to another callee.
     Redirected,
 }
 

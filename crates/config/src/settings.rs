@@ -77,7 +77,7 @@ impl Settings {
             return Err(fixed("spin-microseconds", was));
         }
         if wanted.control != self.control {
-            let of = |group: Option<u32>| group.map_or("nobody".to_owned(), |id| id.to_string());
+            let of = |group: Option<u32>| group.map_or("none".to_owned(), |id| id.to_string());
             let (read, operate) = (of(self.control.read), of(self.control.operate));
             let was = format!("read-group {read}, operate-group {operate}");
             return Err(fixed("control", was));

@@ -38,7 +38,7 @@ pub struct PolicyTest {
 /// The options of `policy check`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "With --config it is about the file alone. `ringdown check --config FILE` also looks at this machine: interfaces, addresses, directories, programs.
+    after_help = "With --config it is about the file alone. `ringdown check --config FILE` also checks this machine: interfaces, addresses, directories, programs.
 
 Exit codes: 0 nothing found; 1 something found, or there is no answer; 2 the configuration is invalid."
 )]
