@@ -117,7 +117,7 @@ mod tests {
 
     fn with_files() -> VmStatus {
         vm(
-            json!({ "count": 2, "bytes": 16 << 20, "files": ["/r/windows/web.0", "/r/windows/a,b.1"] }),
+            json!({ "count": 2, "bytes": 16 << 20, "files": ["/r/windows/web.d/0", "/r/windows/a,b.d/1"] }),
         )
     }
 
@@ -158,9 +158,9 @@ mod tests {
              -machine q35,memory-backend=mem0 \\\n\
              -chardev socket,id=c0,path=/r/v \\\n\
              -device vhost-user-vsock-pci,chardev=c0 \\\n\
-             -object memory-backend-file,id=ringdown-window0,mem-path=/r/windows/web.0,size=16777216,share=on \\\n\
+             -object memory-backend-file,id=ringdown-window0,mem-path=/r/windows/web.d/0,size=16777216,share=on \\\n\
              -device virtio-pmem-pci,memdev=ringdown-window0 \\\n\
-             -object memory-backend-file,id=ringdown-window1,mem-path=/r/windows/a,,b.1,size=16777216,share=on \\\n\
+             -object memory-backend-file,id=ringdown-window1,mem-path=/r/windows/a,,b.d/1,size=16777216,share=on \\\n\
              -device virtio-pmem-pci,memdev=ringdown-window1"
         );
     }
@@ -189,7 +189,7 @@ mod tests {
         );
         assert!(
             xml.contains(
-                "<memory model='virtio-pmem' access='shared'>\n  <source>\n    <path>/r/windows/web.0</path>\n  </source>\n  \
+                "<memory model='virtio-pmem' access='shared'>\n  <source>\n    <path>/r/windows/web.d/0</path>\n  </source>\n  \
                  <target>\n    <size unit='KiB'>16384</size>\n  </target>\n</memory>\n"
             ),
             "{xml}"

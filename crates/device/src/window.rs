@@ -22,15 +22,18 @@
 //!
 //! The guest can write anywhere in the file, the info block included. So nothing is ever read from it: what the host knows about a window it keeps
 //! elsewhere, and [`renew`](WindowFile::renew) writes the info block anew each time.
+//!
+//! Who has the file open can hold its lock without end: what takes it is done by [`SharedFile`].
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use shmring::{Identity, Kind, MAX_RING_LEN, MIN_RING_LEN, Window, WindowError, WindowSpec};
+use sys::links::{Entry, Fuse, SharedFile};
 use wire::window::{MAX_LEN, MIN_LEN, PAGE_LEN, is_len};
 
 #[cfg(test)]
@@ -46,6 +49,7 @@ pub const MAX_LEN_BETWEEN_STRANGERS: u64 = 64 << 20;
 
 const INFO_BLOCK_AT: u64 = 4096;
 const INFO_BLOCK_LEN: usize = 4096;
+const INFO_BLOCK_END: u64 = INFO_BLOCK_AT + INFO_BLOCK_LEN as u64;
 const SIGNATURE: &[u8; 16] = b"NVDIMM_DAX_INFO\0";
 const VERSION_MAJOR: u16 = 1;
 /// The first one that says how large a page and its description are.
@@ -80,7 +84,7 @@ pub struct Life {
 /// The file of one window.
 #[derive(Debug)]
 pub struct WindowFile {
-    file: File,
+    file: SharedFile,
     uuid: [u8; 16],
     len: u64,
     is_sealed: bool,
@@ -89,7 +93,7 @@ pub struct WindowFile {
 impl WindowFile {
     /// Whether the file is in memory: a VMM may hand over no other.
     pub fn is_in_memory(&self) -> bool {
-        rustix::fs::fcntl_get_seals(&self.file).is_ok()
+        rustix::fs::fcntl_get_seals(self.file.file()).is_ok()
     }
 
     /// A sealed one of `len` bytes.
@@ -100,24 +104,27 @@ impl WindowFile {
         file.set_len(len)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
-        WindowFile::begin(file, uuid, len, true)
+        // No other program has it yet.
+        file.write_all_at(&info_block(uuid, len), INFO_BLOCK_AT)?;
+        let name = format!("window {:032x}", u128::from_be_bytes(uuid));
+        Ok(WindowFile {
+            file: SharedFile::new(file, PathBuf::from(name)),
+            uuid,
+            len,
+            is_sealed: true,
+        })
     }
 
-    /// An ordinary one of `len` bytes at this path, which only its owner may open. One that is there is taken over if it is a file of ours.
+    /// An ordinary one of `len` bytes at this path, which only its owner may open. One that is there is taken over if it is a file of ours. There is nothing else in the
+    /// directory but such files of the same VM.
     ///
     /// # Errors
     /// `len` cannot be, something else is at the path, or what the system reports.
     pub fn at(path: &Path, uuid: [u8; 16], len: u64) -> io::Result<WindowFile> {
         check_len(len)?;
-        let no_link = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(no_link)
-            .open(path)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK;
+        let entry = Entry::of_shared(path, Fuse::Refused)?;
+        let file = File::from(entry.open(flags, Mode::RUSR | Mode::WUSR)?);
         let metadata = file.metadata()?;
         let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
         if !metadata.is_file() || !is_ours || metadata.nlink() != 1 {
@@ -127,17 +134,13 @@ impl WindowFile {
             );
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
         }
-        file.set_permissions(std::fs::Permissions::from_mode(0o600))?;
-        WindowFile::begin(file, uuid, len, false)
-    }
-
-    fn begin(file: File, uuid: [u8; 16], len: u64, is_sealed: bool) -> io::Result<WindowFile> {
         let window = WindowFile {
-            file,
+            file: SharedFile::new(file, path.to_owned()),
             uuid,
             len,
-            is_sealed,
+            is_sealed: false,
         };
+        window.file.set_mode(0o600)?;
         window.renew()?;
         Ok(window)
     }
@@ -147,25 +150,18 @@ impl WindowFile {
     /// # Errors
     /// What the system reports, such as that there is no room for an ordinary file.
     pub fn renew(&self) -> io::Result<()> {
-        if !self.is_sealed && self.file.metadata()?.len() != self.len {
+        if !self.is_sealed && self.file.file().metadata()?.len() != self.len {
             self.file.set_len(self.len)?;
         }
-        let info_block_end = INFO_BLOCK_AT + INFO_BLOCK_LEN as u64;
-        let holes = [
-            (0, INFO_BLOCK_AT),
-            (info_block_end, self.len - info_block_end),
-        ];
-        for (from, len) in holes {
-            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            rustix::fs::fallocate(&self.file, punch, from, len)?;
-        }
+        self.file.punch(0..INFO_BLOCK_AT)?;
+        self.file.punch(INFO_BLOCK_END..self.len)?;
         if !self.is_sealed {
             // Now, rather than when a guest writes and there is no room: that would end its VMM.
-            rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, self.len)?;
+            self.file.allocate(0..self.len)?;
         }
         // Never a hole for a moment: a guest that boots just now looks for it.
         let info_block = info_block(self.uuid, self.len);
-        self.file.write_all_at(&info_block, INFO_BLOCK_AT)
+        self.file.write_at(&info_block, INFO_BLOCK_AT)
     }
 
     /// Writes the header of a circuit's window, for one life of it. It is renewed before.
@@ -182,7 +178,7 @@ impl WindowFile {
             ring_len: life.ring_len,
             page_len: PAGE_LEN,
         };
-        Window::format(&self.file, DATA_OFFSET, &spec)
+        Window::format(self.file.file(), DATA_OFFSET, &spec)
     }
 
     /// The window's name.
@@ -208,7 +204,7 @@ impl WindowFile {
     /// The file, open for reading and writing, for another process. It is opened anew: flags such as `O_APPEND` belong to an open file description, and a
     /// copy's would be this one's.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
-        let ours = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let ours = format!("/proc/self/fd/{}", self.file.file().as_raw_fd());
         let theirs = OpenOptions::new().read(true).write(true).open(ours)?;
         Ok(theirs.into())
     }

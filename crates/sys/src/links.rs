@@ -28,7 +28,7 @@ mod fuse;
 mod helper;
 mod place;
 
-pub use file::{open_behind_links, read_byte, write};
+pub use file::{SharedFile, open_behind_links, read_byte, write};
 pub use helper::{has_ended as helper_has_ended, start as start_helper, wait_at_most};
 
 /// As many links as the kernel follows in a path.
@@ -101,6 +101,8 @@ pub struct Entry {
     path: PathBuf,
     directory: Arc<Place>,
     name: OsString,
+    /// Others may hold the directory's lock, though they may not read it.
+    is_of_shared: bool,
 }
 
 impl Entry {
@@ -117,6 +119,19 @@ impl Entry {
             directory: Arc::new(Place::at(parent, fuse, parent)?),
             name: name.to_owned(),
             path,
+            is_of_shared: false,
+        })
+    }
+
+    /// The same, in a directory of files that others have open: who removes one waits for its lock, and holds the directory's meanwhile.
+    ///
+    /// # Errors
+    /// As [`Entry::at`].
+    pub fn of_shared(path: &Path, fuse: Fuse) -> io::Result<Entry> {
+        let entry = Entry::at(path, fuse)?;
+        Ok(Entry {
+            is_of_shared: true,
+            ..entry
         })
     }
 
@@ -178,6 +193,7 @@ impl Entry {
             path: self.path.with_file_name(name),
             directory: self.directory.clone(),
             name: name.to_owned(),
+            is_of_shared: self.is_of_shared,
         }
     }
 
@@ -282,7 +298,7 @@ impl Entry {
         let directory = self.directory.file.as_fd();
         let descriptors = [&[directory], more].concat();
         match helper::in_force() {
-            Some(helper) if !self.directory.is_private() => {
+            Some(helper) if self.is_of_shared || !self.directory.is_private() => {
                 let parent = self.path.parent().unwrap_or(&self.path);
                 helper.ask(act, parent, &descriptors)
             }

@@ -30,7 +30,7 @@ mod standing;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -44,6 +44,7 @@ use crate::switchboard::pool::{Owners, Party, WindowId, WindowState};
 use record::{Record, Remembered};
 use runtime::directory::{RuntimeError, prepare_directory};
 use standing::Standing;
+use sys::links::{Entry, Fuse, file_id};
 
 pub use qmp::port_name;
 
@@ -204,26 +205,31 @@ impl Windows {
     }
 
     fn open_files(&self, name: &str, spec: WindowsSpec) -> Result<(), WindowsError> {
+        let directory = directory_of(&self.directory, name);
         prepare_directory(&self.directory, "--runtime-dir")?;
-        let mut state = sys::lock(&self.state);
-        let mut record = state.record.clone();
-        record.retain(|(vm, index), window| {
+        self.forget(|(vm, index), window| {
             vm != name || (*index < spec.count && window.len == spec.len)
-        });
-        for index in 0..spec.count {
-            record
-                .entry((name.to_owned(), index))
-                .or_insert_with(|| Remembered {
+        })?;
+        prepare_directory(&directory, "--runtime-dir")?;
+        let windows = {
+            let mut state = sys::lock(&self.state);
+            let mut record = state.record.clone();
+            let mut remembered = |index| {
+                let new = || Remembered {
                     uuid: new_uuid(),
                     len: spec.len,
                     uid: None,
-                });
-        }
-        // Before the files: one that is there without a record would never be removed.
-        self.remember(&mut state, record)?;
-        for index in 0..spec.count {
-            let remembered = state.record[&(name.to_owned(), index)];
-            let path = file_in(&self.directory, name, index);
+                };
+                let entry = record.entry((name.to_owned(), index));
+                *entry.or_insert_with(new)
+            };
+            let windows: Vec<_> = (0..spec.count).map(&mut remembered).collect();
+            // Before the files: one that is there without a record would never be removed.
+            self.remember(&mut state, record)?;
+            windows
+        };
+        for (index, remembered) in (0..).zip(windows) {
+            let path = file_in(&directory, index);
             let made = WindowFile::at(&path, remembered.uuid.0, spec.len);
             let file = made.map_err(|error| WindowsError::File {
                 path: Some(path),
@@ -234,22 +240,24 @@ impl Windows {
                 tracing::warn!(vm = name, directory = %self.directory.display(), "windows that are not in memory: the VM's VMM will be refused; have the runtime directory on a tmpfs, or give the VM `qmp`");
             }
             let window = Window::with_host(name, file, Some(index), remembered.uid);
-            state.windows.insert(remembered.uuid, window);
+            sys::lock(&self.state)
+                .windows
+                .insert(remembered.uuid, window);
         }
         Ok(())
     }
 
     /// Destroys the windows of a VM.
     pub fn close(&self, name: &str) {
-        let mut state = sys::lock(&self.state);
-        state.vms.remove(name);
-        let party = Party::Vm(name.to_owned());
-        state
-            .windows
-            .retain(|_, window| !window.standing.has(&party));
-        let mut record = state.record.clone();
-        record.retain(|(vm, _), _| vm != name);
-        if let Err(error) = self.remember(&mut state, record) {
+        {
+            let mut state = sys::lock(&self.state);
+            state.vms.remove(name);
+            let party = Party::Vm(name.to_owned());
+            state
+                .windows
+                .retain(|_, window| !window.standing.has(&party));
+        }
+        if let Err(error) = self.forget(|(vm, _), _| vm != name) {
             tracing::error!(vm = name, %error, "cannot forget windows");
         }
         self.changed.notify_all();
@@ -257,36 +265,57 @@ impl Windows {
 
     /// Destroys what an earlier daemon made for VMs that are no more. To be called when all are open.
     pub fn sweep(&self) {
-        let mut state = sys::lock(&self.state);
-        let mut record = state.record.clone();
-        record.retain(|(vm, _), _| state.vms.contains_key(vm));
-        if let Err(error) = self.remember(&mut state, record) {
+        let vms: BTreeSet<_> = sys::lock(&self.state).vms.keys().cloned().collect();
+        if let Err(error) = self.forget(|(vm, _), _| vms.contains(vm)) {
             tracing::error!(%error, "cannot forget windows");
         }
     }
 
-    /// Brings a record into force: what is not in it any more is removed.
+    /// Removes the files of all windows but those that are kept, and then what is remembered of them. The calls of this come one after another.
+    fn forget(
+        &self,
+        is_kept: impl Fn(&(String, u32), &Remembered) -> bool,
+    ) -> Result<(), StateError> {
+        let mut gone = sys::lock(&self.state).record.clone();
+        gone.retain(|key, window| !is_kept(key, window));
+        // Without the lock: each may take seconds.
+        for (vm, index) in gone.keys() {
+            let directory = directory_of(&self.directory, vm);
+            // Who removes a directory that is held up holds up the one that it is in.
+            if remove(&file_in(&directory, *index)) {
+                // As long as it has others in it, it stays.
+                let _ = std::fs::remove_dir(directory);
+            }
+        }
+        let mut state = sys::lock(&self.state);
+        let mut record = state.record.clone();
+        record.retain(|key, window| is_kept(key, window));
+        self.remember(&mut state, record)
+    }
+
+    /// Brings a record into force.
     fn remember(&self, state: &mut State, record: Record) -> Result<(), StateError> {
-        if state.record == record {
-            return Ok(());
+        if state.record != record {
+            record::save(&self.directory, &record)?;
+            state.record = record;
         }
-        for ((vm, index), window) in &state.record {
-            let is_kept = record.get(&(vm.clone(), *index));
-            if is_kept.is_some_and(|kept| kept.uuid == window.uuid) {
-                continue;
-            }
-            let path = file_in(&self.directory, vm, *index);
-            match std::fs::remove_file(&path) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    tracing::error!(file = %path.display(), %error, "cannot remove a window");
-                }
-            }
-        }
-        record::save(&self.directory, &record)?;
-        state.record = record;
         Ok(())
+    }
+}
+
+/// Removes a window's file. Returns whether it is gone by now.
+fn remove(path: &Path) -> bool {
+    let removed = Entry::of_shared(path, Fuse::Refused).and_then(|entry| {
+        let (_, stat) = entry.find()?;
+        entry.remove(file_id(&stat))
+    });
+    match removed {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(error) => {
+            tracing::error!(file = %path.display(), %error, "cannot remove a window");
+            false
+        }
     }
 }
 
@@ -310,10 +339,8 @@ pub fn files(runtime_dir: &Path, line: &LineSpec) -> Vec<PathBuf> {
         None => line.windows.map_or(0, |spec| spec.count),
         Some(_) => 0,
     };
-    let (directory, name) = (directory(runtime_dir), line.full_name());
-    (0..count)
-        .map(|index| file_in(&directory, &name, index))
-        .collect()
+    let directory = directory_of(&directory(runtime_dir), &line.full_name());
+    (0..count).map(|index| file_in(&directory, index)).collect()
 }
 
 /// How many windows are added to a VM while it runs: with the host, and with other VMs.
@@ -325,9 +352,13 @@ fn directory(runtime_dir: &Path) -> PathBuf {
     runtime_dir.join("windows")
 }
 
-/// `web.0`, or `red@web.0` in the domain `red`: no name has an `@`.
-fn file_in(directory: &Path, name: &str, index: u32) -> PathBuf {
-    directory.join(format!("{}.{index}", name.replace('/', "@")))
+/// A VM's own: `web.d`, or `red@web.d` in the domain `red`: no name has an `@`.
+fn directory_of(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{}.d", name.replace('/', "@")))
+}
+
+fn file_in(directory: &Path, index: u32) -> PathBuf {
+    directory.join(index.to_string())
 }
 
 fn new_uuid() -> WindowId {

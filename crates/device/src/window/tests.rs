@@ -7,7 +7,7 @@ const MIB: u64 = 1 << 20;
 
 fn bytes(window: &WindowFile, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    window.file.read_exact_at(&mut bytes, at).unwrap();
+    window.file.file().read_exact_at(&mut bytes, at).unwrap();
     bytes
 }
 
@@ -102,7 +102,7 @@ fn a_sealed_window_keeps_its_length() {
     for len in [0, 8 * MIB - 4096, 8 * MIB + 4096] {
         window.file.set_len(len).unwrap_err();
     }
-    let seal = rustix::fs::fcntl_add_seals(&window.file, SealFlags::WRITE);
+    let seal = rustix::fs::fcntl_add_seals(window.file.file(), SealFlags::WRITE);
     seal.unwrap_err();
 }
 
@@ -117,6 +117,7 @@ fn nothing_of_an_earlier_life_is_left() {
         let before = bytes(&window, 0, (8 * MIB) as usize);
         window
             .file
+            .file()
             .write_all_at(&vec![0xa5; (8 * MIB) as usize], 0)
             .unwrap();
         window.renew().unwrap();
@@ -132,18 +133,18 @@ fn an_ordinary_window_is_its_owners_and_takes_its_room_at_once() {
     let path = directory.path().join("web.0");
     let window = WindowFile::at(&path, UUID, 8 * MIB).unwrap();
     assert!(!window.is_sealed());
-    let metadata = window.file.metadata().unwrap();
+    let metadata = window.file.file().metadata().unwrap();
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     assert_eq!(metadata.len(), 8 * MIB);
     assert!(metadata.blocks() * 512 >= 8 * MIB);
     // Whoever truncates it gets it back as it was.
     window.file.set_len(0).unwrap();
     window.renew().unwrap();
-    assert_eq!(window.file.metadata().unwrap().len(), 8 * MIB);
+    assert_eq!(window.file.file().metadata().unwrap().len(), 8 * MIB);
     // And whoever comes again finds the same file, with the name that it is told.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
     let again = WindowFile::at(&path, [7; 16], 10 * MIB).unwrap();
-    let found = again.file.metadata().unwrap();
+    let found = again.file.file().metadata().unwrap();
     assert_eq!(found.ino(), metadata.ino());
     assert_eq!(
         (found.len(), found.permissions().mode() & 0o777),
@@ -193,10 +194,10 @@ fn a_life_is_what_its_parties_are_told() {
         ring_len: 4 * MIB,
         page_len: PAGE_LEN,
     };
-    Window::attach(&window.file, DATA_OFFSET, &spec).unwrap();
+    Window::attach(window.file.file(), DATA_OFFSET, &spec).unwrap();
     // The next life has none of it.
     window.renew().unwrap();
-    Window::attach(&window.file, DATA_OFFSET, &spec).unwrap_err();
+    Window::attach(window.file.file(), DATA_OFFSET, &spec).unwrap_err();
     let too_long = Life {
         ring_len: 8 * MIB,
         ..life

@@ -1,4 +1,4 @@
-//! What takes a directory's lock in the kernel: looking a name up, making it, giving it another one, removing it. And what takes a file's: writing, and reading on some file systems.
+//! What takes a directory's lock in the kernel: looking a name up, making it, giving it another one, removing it. And what takes a file's: writing, reading on some file systems, and changing its mode, length or room.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,8 +6,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, statat, unlinkat};
-use rustix::io::{Errno, pread, write};
+use rustix::fs::{
+    AtFlags, FallocateFlags, Mode, OFlags, fallocate, fchmod, ftruncate, openat, renameat, statat,
+    unlinkat,
+};
+use rustix::io::{Errno, pread, pwrite, write};
 use rustix::net::{SocketAddrUnix, bind};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +41,14 @@ pub(super) enum Act {
     Write { bytes: Vec<u8> },
     /// pread(2) of one byte.
     ReadByte { at: u64 },
+    /// pwrite(2).
+    WriteAt { bytes: Vec<u8>, at: u64 },
+    /// fchmod(2).
+    SetMode { mode: u32 },
+    /// ftruncate(2).
+    SetLen { len: u64 },
+    /// fallocate(2), which leaves the file's length as it is.
+    Allocate { is_hole: bool, from: u64, len: u64 },
 }
 
 /// What an act has brought.
@@ -116,6 +127,19 @@ impl Act {
                     0 => Err(Errno::IO.into()),
                     _ => Ok(Outcome::of(byte[0].into())),
                 };
+            }
+            Act::WriteAt { bytes, at } => {
+                return Ok(Outcome::of(pwrite(given(0)?, bytes, *at)?));
+            }
+            Act::SetMode { mode } => fchmod(given(0)?, Mode::from_raw_mode(*mode))?,
+            Act::SetLen { len } => ftruncate(given(0)?, *len)?,
+            Act::Allocate { is_hole, from, len } => {
+                let keep = FallocateFlags::KEEP_SIZE;
+                let flags = match is_hole {
+                    true => keep | FallocateFlags::PUNCH_HOLE,
+                    false => keep,
+                };
+                fallocate(given(0)?, flags, *from, *len)?;
             }
         }
         Ok(Outcome::default())

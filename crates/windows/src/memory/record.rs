@@ -6,7 +6,7 @@ use std::path::Path;
 use config::{StateError, StateFile, check_version};
 use serde::{Deserialize, Serialize};
 
-use super::MAX_WINDOWS_OF_ALL;
+use super::{MAX_WINDOWS_OF_ALL, remove};
 use crate::switchboard::pool::WindowId;
 
 /// The document, beside the windows.
@@ -16,7 +16,8 @@ const FILE: StateFile = StateFile {
     without_it: "running guests go without zero-copy circuits until their VMMs are started anew",
 };
 
-const VERSION: u32 = 1;
+/// What the first version remembers is forgotten: its files stood beside the document, where each could hold up all. A guest that has one goes on without zero-copy circuits.
+const VERSION: u32 = 2;
 
 /// A window that has a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +52,12 @@ struct Entry {
 /// Reads what was remembered.
 pub(super) fn load(directory: &Path) -> Result<Record, StateError> {
     let record = FILE.load(directory, |document: Document| {
+        if document.version == 1 {
+            for Entry { vm, index, .. } in document.windows {
+                remove(&directory.join(format!("{}.{index}", vm.replace('/', "@"))));
+            }
+            return Ok(Record::new());
+        }
         check_version(document.version, VERSION)?;
         let mut record = Record::new();
         for entry in document.windows {
@@ -117,13 +124,33 @@ mod tests {
     }
 
     #[test]
+    fn what_the_first_version_made_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let entry = |vm: &str, uuid: &str| {
+            format!(r#"{{"vm":"{vm}","index":0,"uuid":"{uuid}","bytes":8388608}}"#)
+        };
+        let entries = [
+            entry("web", &"01".repeat(16)),
+            entry("red/web", &"02".repeat(16)),
+        ];
+        let text = format!(r#"{{"version":1,"windows":[{}]}}"#, entries.join(","));
+        std::fs::write(at("windows.json"), text).unwrap();
+        for name in ["web.0", "red@web.0", "other.0"] {
+            std::fs::write(at(name), "").unwrap();
+        }
+        assert_eq!(load(directory.path()).unwrap(), Record::new());
+        assert!(!at("web.0").exists() && !at("red@web.0").exists() && at("other.0").exists());
+    }
+
+    #[test]
     fn a_broken_record_is_no_record_and_says_what_to_do() {
         let directory = tempfile::tempdir().unwrap();
         let entry = |vm: &str, uuid: &str| {
             format!(r#"{{"vm":"{vm}","index":0,"uuid":"{uuid}","bytes":8388608}}"#)
         };
         let document =
-            |entries: &[String]| format!(r#"{{"version":1,"windows":[{}]}}"#, entries.join(","));
+            |entries: &[String]| format!(r#"{{"version":2,"windows":[{}]}}"#, entries.join(","));
         let (first, second) = ("01".repeat(16), "02".repeat(16));
         let right = document(&[entry("a", &first), entry("b", &second)]);
         std::fs::write(directory.path().join("windows.json"), &right).unwrap();
@@ -131,7 +158,7 @@ mod tests {
         let broken = [
             String::new(),
             "{}".to_owned(),
-            right.replace("\"version\":1", "\"version\":2"),
+            right.replace("\"version\":2", "\"version\":3"),
             document(&[entry("a", &first), entry("b", &first)]),
             document(&[entry("a", &first), entry("a", &second)]),
             document(&[entry("a", &first[1..])]),

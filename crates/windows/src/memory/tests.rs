@@ -220,15 +220,18 @@ fn windows_with_a_path_outlive_the_daemon() {
     let at = |name: &str| directory.path().join("windows").join(name);
     let pool = open(directory.path(), "web", "2x8M");
     let spec = line(directory.path(), "web", "2x8M");
-    assert_eq!(files(directory.path(), &spec), [at("web.0"), at("web.1")]);
+    assert_eq!(
+        files(directory.path(), &spec),
+        [at("web.d/0"), at("web.d/1")]
+    );
     pool.arrived("web");
     show(&pool, "web");
     let lent = pool.take(&host("web"), Kind::Bytes, MOST).unwrap();
-    let (before, inode) = (pool.list(), std::fs::metadata(at("web.0")).unwrap().ino());
+    let (before, inode) = (pool.list(), std::fs::metadata(at("web.d/0")).unwrap().ino());
     drop(pool);
 
     let pool = open(directory.path(), "web", "2x8M");
-    assert_eq!(std::fs::metadata(at("web.0")).unwrap().ino(), inode);
+    assert_eq!(std::fs::metadata(at("web.d/0")).unwrap().ino(), inode);
     for (was, is) in before.iter().zip(pool.list()) {
         assert_eq!((was.uuid, &was.owners), (is.uuid, &is.owners));
         assert_eq!(is.state, WindowState::Absent);
@@ -243,16 +246,16 @@ fn windows_with_a_path_outlive_the_daemon() {
 
     // Fewer, and then larger ones.
     let kept = uuids(&open(directory.path(), "web", "1x8M"));
-    assert!(kept.len() == 1 && at("web.0").exists() && !at("web.1").exists());
+    assert!(kept.len() == 1 && at("web.d/0").exists() && !at("web.d/1").exists());
     let pool = open(directory.path(), "web", "1x16M");
     assert!(uuids(&pool).is_disjoint(&kept));
-    assert_eq!(std::fs::metadata(at("web.0")).unwrap().len(), 16 * MIB);
+    assert_eq!(std::fs::metadata(at("web.d/0")).unwrap().len(), 16 * MIB);
     drop(pool);
     // Of a VM that is no more.
     let pool = open(directory.path(), "db", "1x8M");
-    assert!(!at("web.0").exists() && at("db.0").exists());
+    assert!(!at("web.d/0").exists() && at("db.d/0").exists());
     pool.close("db");
-    assert!(pool.list().is_empty() && !at("db.0").exists());
+    assert!(pool.list().is_empty() && !at("db.d/0").exists());
     assert_eq!(
         pool.take(&host("db"), Kind::Bytes, MOST),
         Err(NoWindow::None)
@@ -265,7 +268,7 @@ fn a_guest_that_renames_its_window_renames_nothing() {
     let pool = open(directory.path(), "web", "1x8M");
     pool.open(&line(directory.path(), "db", "1x8M")).unwrap();
     let before = uuids(&pool);
-    let [web, db] = ["web.0", "db.0"].map(|name| directory.path().join("windows").join(name));
+    let [web, db] = ["web.d/0", "db.d/0"].map(|name| directory.path().join("windows").join(name));
     let block = std::fs::read(&db).unwrap();
     let file = File::options().write(true).open(&web).unwrap();
     file.write_all_at(&block[4096..8192], 4096).unwrap();
@@ -297,7 +300,7 @@ fn domains_have_files_of_their_own() {
     pool.open(&resolve(directory.path(), &request)).unwrap();
     pool.open(&line(directory.path(), "red.web", "1x8M"))
         .unwrap();
-    for name in ["red@web.0", "red.web.0"] {
+    for name in ["red@web.d/0", "red.web.d/0"] {
         assert!(
             directory.path().join("windows").join(name).exists(),
             "{name}"
@@ -310,13 +313,13 @@ fn domains_have_files_of_their_own() {
 fn what_stands_in_the_way_is_told_and_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let windows = directory.path().join("windows");
-    std::fs::create_dir_all(windows.join("web.1")).unwrap();
+    std::fs::create_dir_all(windows.join("web.d/1")).unwrap();
     let pool = Windows::new(directory.path()).unwrap();
     let error = pool
         .open(&line(directory.path(), "web", "2x8M"))
         .unwrap_err();
-    assert!(error.to_string().contains("web.1"), "{error}");
-    assert!(pool.list().is_empty() && !windows.join("web.0").exists());
+    assert!(error.to_string().contains("web.d/1"), "{error}");
+    assert!(pool.list().is_empty() && !windows.join("web.d/0").exists());
     std::fs::write(windows.join("windows.json"), "{").unwrap();
     let error = Windows::new(directory.path()).err().unwrap();
     assert!(error.to_string().contains("windows.json"), "{error}");
