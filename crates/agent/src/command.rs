@@ -281,10 +281,14 @@ pub fn set_window_size(terminal: impl AsFd, rows: u16, columns: u16) -> rustix::
     rustix::termios::tcsetwinsize(terminal, size)
 }
 
-fn set_environment(command: &mut Command, request: &ExecStart, user: &User) {
-    // The agent's unit spares the agent, and not what it runs.
+/// Has a program run as any other: the agent's unit spares the agent, and not what it runs, nor has that as many descriptors.
+pub(crate) fn be_as_usual(command: &mut Command) {
     sys::oom::spare_no_child(command);
     sys::descriptors::raise_no_childs_limit(command);
+}
+
+fn set_environment(command: &mut Command, request: &ExecStart, user: &User) {
+    be_as_usual(command);
     command.env_clear().envs(user.environment());
     if let Some(terminal) = &request.terminal {
         let kind = if terminal.kind.is_empty() {

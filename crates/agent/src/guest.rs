@@ -8,6 +8,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Uid;
 use wire::agent::{
     CAPABILITY_BENCH, CAPABILITY_CIRCUITS, CAPABILITY_EXEC, CAPABILITY_FORWARD,
     CAPABILITY_TRANSFER, Hello, MAX_HOSTNAME_LEN, job,
@@ -109,10 +110,14 @@ pub struct User {
 }
 
 impl User {
-    /// The user that runs the agent: from `/etc/passwd`, or what root usually is where there is no such line.
+    /// The user that runs the agent.
     pub fn current() -> User {
+        User::of(rustix::process::getuid())
+    }
+
+    /// A user from `/etc/passwd`, or what root usually is where there is no such line.
+    pub(crate) fn of(uid: Uid) -> User {
         let passwd = read_limited(Path::new("/etc/passwd"), MAX_PASSWD_LEN).unwrap_or_default();
-        let uid = rustix::process::getuid();
         User::find(&passwd, uid.as_raw()).unwrap_or_else(|| User {
             name: if uid.is_root() {
                 "root".into()

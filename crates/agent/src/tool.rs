@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, Uid};
 
+use crate::command::be_as_usual;
 use crate::guest::User;
 use crate::stream::until;
 
@@ -59,7 +60,7 @@ impl<'a> Tool<'a> {
     /// With the environment that commands begin with, no input, and 64 KiB of output at most.
     pub(crate) fn new(program: &Path) -> Tool<'a> {
         let mut command = Command::new(program);
-        sys::descriptors::raise_no_childs_limit(&mut command);
+        be_as_usual(&mut command);
         command
             .env_clear()
             .envs(User::current().environment())
@@ -90,7 +91,8 @@ impl<'a> Tool<'a> {
 
     /// As this user and its group, without the agent's other groups.
     pub(crate) fn user(mut self, uid: u32, gid: u32) -> Self {
-        self.command.uid(uid).gid(gid);
+        let user = User::of(Uid::from_raw(uid));
+        self.command.envs(user.environment()).uid(uid).gid(gid);
         self
     }
 
@@ -306,6 +308,19 @@ mod tests {
 
     fn run(tool: Tool<'_>) -> Output {
         tool.run(Instant::now() + PATIENCE).unwrap()
+    }
+
+    #[test]
+    fn a_tool_is_ended_like_others_when_memory_runs_out() {
+        let own = "/proc/self/oom_score_adj";
+        let before = std::fs::read_to_string(own).unwrap();
+        if std::fs::write(own, "-1").is_err() {
+            println!("not tried: this user may spare no process");
+            return;
+        }
+        let output = run(shell(&format!("cat {own}")));
+        std::fs::write(own, before).unwrap();
+        assert_eq!(output.stdout, b"0\n");
     }
 
     #[test]

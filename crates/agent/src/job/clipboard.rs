@@ -153,13 +153,13 @@ pub(super) fn lock(host: &mut Host<'_>, config: &Config) -> Result<(), Stop> {
 }
 
 fn as_user<'a>(program: &std::path::Path, desktop: &Desktop) -> Tool<'a> {
-    let tool = Tool::new(program).environment(desktop.environment.clone());
+    let tool = Tool::new(program);
     // Without the right to change its user, an agent that is run by the desktop's own user needs none.
-    if rustix::process::geteuid().as_raw() == desktop.uid {
-        tool
-    } else {
-        tool.user(desktop.uid, desktop.gid)
-    }
+    let tool = match rustix::process::geteuid().as_raw() == desktop.uid {
+        true => tool,
+        false => tool.user(desktop.uid, desktop.gid),
+    };
+    tool.environment(desktop.environment.clone())
 }
 
 /// The tool of this desktop, and its arguments.

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use wire::agent::job::{JournalLog, LogEntry, Logs, MAX_CURSOR_LEN, MAX_ENTRY_LEN, MAX_WORD_LEN};
 
 use super::unavailable;
+use crate::command::be_as_usual;
 use crate::config::Config;
 use crate::guest::User;
 use crate::stop::Stop;
@@ -41,7 +42,7 @@ impl Journal {
             )
         })?;
         let mut command = Command::new(program);
-        sys::descriptors::raise_no_childs_limit(&mut command);
+        be_as_usual(&mut command);
         command
             .args(arguments(log, request))
             .env_clear()

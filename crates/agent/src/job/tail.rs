@@ -14,13 +14,12 @@
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{CWD, OFlags};
 use wire::agent::job::{FileCursor, LogEntry, MAX_ENTRY_LEN};
 
 use super::logs::Batch;
@@ -269,14 +268,10 @@ struct Open {
 
 impl Open {
     fn new(path: &Path) -> std::io::Result<Open> {
-        // Looked at before it is opened: whose directory it is may put a link to a device there, and to open one may do something (a watchdog).
-        let place = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        if FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode) != FileType::RegularFile {
+        let Ok((file, _)) = sys::regular::open(CWD, path, OFlags::empty())? else {
             return Err(std::io::Error::other("it is no regular file"));
-        }
-        let path = format!("/proc/self/fd/{}", place.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+        };
+        let file = File::from(file);
         let metadata = file.metadata()?;
         Ok(Open {
             identity: (metadata.dev(), metadata.ino()),

@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{CWD, OFlags};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getpid, pidfd_open, pidfd_send_signal, wait,
 };
 use signal_hook::consts::SIGWINCH;
 use signal_hook::iterator::Signals;
+
+use crate::regular;
 
 use super::{Foreground, code_of, exit_code, is_in_foreground, wait_for};
 
@@ -116,12 +118,15 @@ impl Background {
     }
 }
 
-/// The start of a file that a user without rights may have put there: it may be endless, or a pipe that nobody writes to.
+/// The start of a file that a user without rights may have put there: it may be endless, or a link to a device.
 fn read_start(path: &Path) -> io::Result<String> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let Ok((file, _)) = regular::open(CWD, path, OFlags::empty())? else {
+        return Err(Errno::INVAL.into());
+    };
     let mut text = String::new();
-    file.take(MAX_FILE_LEN).read_to_string(&mut text)?;
+    File::from(file)
+        .take(MAX_FILE_LEN)
+        .read_to_string(&mut text)?;
     Ok(text)
 }
 

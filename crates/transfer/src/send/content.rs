@@ -1,9 +1,11 @@
 //! The content of one file, in chunks.
 
+use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{OFlags, Stat};
 use rustix::io::Errno;
 use wire::agent::transfer::{MAX_CHUNK_LEN, MAX_FILE_LEN, Message, Metadata, reason};
 
@@ -11,7 +13,7 @@ use super::{Sender, file_message, not_copied};
 use crate::error::Stop;
 use crate::file;
 use crate::observer::Arrival;
-use crate::walk::{kind, metadata};
+use crate::walk::metadata;
 
 /// How long to wait for a stream before a keep-alive is sent.
 const STREAM_WAIT: Timespec = Timespec {
@@ -36,20 +38,13 @@ impl Sender<'_> {
         directory: impl AsFd,
         path: &[u8],
         name: Vec<u8>,
-        more_flags: OFlags,
+        no_link: OFlags,
     ) -> Result<(), Stop> {
-        // Without NONBLOCK, a pipe that takes the file's place in this moment would hold the sender up.
-        let flags =
-            OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | more_flags;
-        let opened = rustix::fs::openat(directory, path, flags, Mode::empty())
-            .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)));
-        let (file, stat) = match opened {
-            Ok(opened) => opened,
+        let (file, stat) = match sys::regular::open(directory, OsStr::from_bytes(path), no_link) {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(other)) => return self.skip(&not_copied(other)),
             Err(error) => return self.skip(&error.to_string()),
         };
-        if kind(&stat) != FileType::RegularFile {
-            return self.skip(&not_copied(kind(&stat)));
-        }
         let size = file::known_size(&stat);
         let sparse = size.is_some_and(|size| file::allocated(&stat) < size);
         let asks = std::mem::take(&mut self.asks);

@@ -296,7 +296,7 @@ fn what_is_no_file_is_not_even_opened() {
     use rustix::fs::inotify;
     let log = Log::new();
     let other = log.other("other");
-    rustix::fs::mkfifoat(rustix::fs::CWD, &other, Mode::RWXU).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &other, rustix::fs::Mode::RWXU).unwrap();
     let events = inotify::init(inotify::CreateFlags::NONBLOCK).unwrap();
     inotify::add_watch(&events, &other, inotify::WatchFlags::OPEN).unwrap();
     std::os::unix::fs::symlink(&other, log.path()).unwrap();
