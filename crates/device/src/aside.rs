@@ -1,7 +1,6 @@
-//! Work at paths in directories of other users, which can take long.
+//! Work at paths in directories that other users may read or write, which can take long.
 //!
-//! A look-up takes the directory's lock. The directory's owner can hold it for seconds: by renames that notify very many watches (inotify, epoll), or by a
-//! thread of low priority. So a line with such a path has a thread for it, and only that line waits.
+//! A look-up takes the directory's lock, which each of them can hold: see [`sys::links`]. So a line with such a path has a thread for it, and only that line waits.
 
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -65,10 +64,10 @@ impl UnderWay {
         std::mem::replace(self, UnderWay::new()).all_done
     }
 
-    /// Removes socket files: on a thread of their own, unless all are in directories that nobody else can write.
+    /// Removes socket files: on a thread of their own, unless all are in directories that nobody else can hold up.
     pub(crate) fn remove(&self, files: impl IntoIterator<Item = SocketFile>) {
         let files: Vec<SocketFile> = files.into_iter().collect();
-        if files.iter().all(SocketFile::is_ours) {
+        if files.iter().all(SocketFile::is_private) {
             return drop(files);
         }
         let ticket = self.begin();

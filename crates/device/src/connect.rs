@@ -6,8 +6,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, absolute};
+use std::path::{Path, PathBuf, absolute};
 
+use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use rustix::net::{SocketType, connect};
 use sys::links::{Entry, Fuse, address_of, find};
@@ -45,21 +46,62 @@ pub(crate) enum Dial {
     Failed(Reason),
 }
 
-impl crate::slow::Outcome for Dial {}
+impl crate::slow::Outcome for Option<Dial> {}
 
-/// Dials the listener at `path` for a VM without waiting for it.
-pub(crate) fn dial(path: &Path, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
-    let find = || find(&absolute(path)?, Fuse::Refused);
-    dial_found(find, path, socket_type, vm)
+/// A listener that is dialled for several callers of a VM, one after another: it is looked up for the first, and again once it is not reached any more.
+pub(crate) struct Callee {
+    path: PathBuf,
+    vm: String,
+    found: Option<io::Result<OwnedFd>>,
+    was_reached: bool,
 }
 
-/// Dials the listener of this name for a VM without waiting for it.
-pub(crate) fn dial_at(place: &Entry, socket_type: wire::vsock::SocketType, vm: &str) -> Dial {
-    dial_found(|| place.find_behind_links(), place.path(), socket_type, vm)
+impl Callee {
+    pub(crate) fn at(path: PathBuf, vm: String) -> Callee {
+        Callee {
+            path,
+            vm,
+            found: None,
+            was_reached: false,
+        }
+    }
+
+    /// Dials it without waiting for it.
+    pub(crate) fn dial(&mut self, socket_type: wire::vsock::SocketType) -> Dial {
+        let look_up = || find(&absolute(&self.path)?, Fuse::Refused);
+        let found = self.found.get_or_insert_with(look_up);
+        let dialled = dial_found(found, &self.path, socket_type, &self.vm);
+        match dialled {
+            // Another may have taken its place.
+            Dial::Failed(_) if std::mem::take(&mut self.was_reached) => {
+                self.found = None;
+                self.dial(socket_type)
+            }
+            _ => {
+                self.was_reached |= matches!(dialled, Dial::Reached(_));
+                dialled
+            }
+        }
+    }
+}
+
+/// Dials the listener of this name for a VM without waiting for it. None if a link has the name, which may lead anywhere.
+pub(crate) fn dial_at(
+    place: &Entry,
+    socket_type: wire::vsock::SocketType,
+    vm: &str,
+) -> Option<Dial> {
+    let found = place.find();
+    let is_link = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
+    if found.as_ref().is_ok_and(|(_, stat)| is_link(stat)) {
+        return None;
+    }
+    let found = found.map(|(file, _)| file);
+    Some(dial_found(&found, place.path(), socket_type, vm))
 }
 
 fn dial_found(
-    find: impl FnOnce() -> io::Result<OwnedFd>,
+    found: &io::Result<OwnedFd>,
     path: &Path,
     socket_type: wire::vsock::SocketType,
     vm: &str,
@@ -68,11 +110,7 @@ fn dial_found(
         wire::vsock::SocketType::Stream => SocketType::STREAM,
         wire::vsock::SocketType::SeqPacket => SocketType::SEQPACKET,
     };
-    let error = match find().and_then(|found| connect_to_found(&found, socket_type)) {
-        Ok(socket) => return Dial::Reached(socket),
-        Err(error) => error,
-    };
-    match Errno::from_io_error(&error) {
+    let failed = |error: &io::Error| match Errno::from_io_error(error) {
         Some(Errno::AGAIN) => Dial::Busy,
         Some(Errno::NOENT | Errno::CONNREFUSED) => Dial::Failed(Reason::NoListener),
         Some(Errno::PROTOTYPE) => Dial::Failed(Reason::WrongType),
@@ -80,6 +118,14 @@ fn dial_found(
             tracing::warn!(vm, path = %path.display(), %error, "cannot reach the host's listener");
             Dial::Failed(Reason::HostFailed)
         }
+    };
+    let connected = found
+        .as_ref()
+        .map(|found| connect_to_found(found, socket_type));
+    match connected {
+        Ok(Ok(socket)) => Dial::Reached(socket),
+        Ok(Err(error)) => failed(&error),
+        Err(error) => failed(error),
     }
 }
 

@@ -173,8 +173,8 @@ impl LineIo {
 
     /// Whether others can make it slow to look for programs' listeners, which are in the directory of its own.
     pub(crate) fn is_host_path_aside(&self) -> bool {
-        let is_ours = |listener: &Listener| listener.file.is_ours();
-        !self.listeners.first().is_some_and(is_ours)
+        let is_private = |listener: &Listener| listener.file.is_private();
+        !self.listeners.first().is_some_and(is_private)
     }
 
     /// Where a program listens for the guest's calls of a port, in the directory of the line's own socket.

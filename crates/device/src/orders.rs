@@ -11,9 +11,6 @@ use crate::fabric::Fabric;
 use crate::net::NetFabric;
 use crate::reactor::Waker;
 
-/// How long such a thread waits for a directory that others may read.
-const LOOK_PATIENCE: Duration = Duration::from_secs(1);
-
 /// The most jobs between two turns, however many wait: who can have jobs made must not hold up what the turns carry.
 const MAX_JOBS: usize = 16;
 
@@ -97,11 +94,7 @@ impl<F: Turns> Orders<F> {
         let turns = Arc::downgrade(&counted);
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
-            .spawn(move || {
-                // All VMs wait with it.
-                sys::links::wait_at_most(LOOK_PATIENCE);
-                run(&mut fabric, &todo, &counted);
-            })?;
+            .spawn(move || run(&mut fabric, &todo, &counted))?;
         let orders = Orders { jobs, waker, turns };
         Ok((orders, thread))
     }

@@ -29,7 +29,7 @@ mod helper;
 mod place;
 
 pub use file::{SharedFile, open_behind_links, read_byte, write};
-pub use helper::{has_ended as helper_has_ended, start as start_helper, wait_at_most};
+pub use helper::{has_ended as helper_has_ended, start as start_helper};
 
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;
@@ -197,9 +197,9 @@ impl Entry {
         }
     }
 
-    /// Whether root and this process's user alone can change what is in its directory, and where the path leads.
-    pub fn is_ours(&self) -> bool {
-        self.directory.is_firm && self.directory.is_closed()
+    /// Whether root and this process's user alone can read or change what is in its directory, and change where the path leads: nobody else can hold up who looks there.
+    pub fn is_private(&self) -> bool {
+        !self.is_of_shared && self.directory.is_private()
     }
 
     /// The path by which it is in its directory, as it was found.
@@ -239,18 +239,6 @@ impl Entry {
         let found = self.directory.arrive(found, &self.name, &self.path)?;
         let found = found.if_it_counts(&self.name, &self.path)?;
         Ok((found.file, found.stat))
-    }
-
-    /// What has the name now, or what it leads to by links that no other user could have set.
-    ///
-    /// # Errors
-    /// As [`find`].
-    pub fn find_behind_links(&self) -> io::Result<OwnedFd> {
-        let (found, stat) = self.find()?;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Symlink => find(&self.path, self.directory.fuse),
-            _ => Ok(found),
-        }
     }
 
     /// Opens what has the name, which is no symbolic link, nor a file of another name that another user could have put here.
@@ -298,7 +286,7 @@ impl Entry {
         let directory = self.directory.file.as_fd();
         let descriptors = [&[directory], more].concat();
         match helper::in_force() {
-            Some(helper) if self.is_of_shared || !self.directory.is_private() => {
+            Some(helper) if !self.is_private() => {
                 let parent = self.path.parent().unwrap_or(&self.path);
                 helper.ask(act, parent, &descriptors)
             }

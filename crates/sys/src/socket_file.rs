@@ -121,9 +121,9 @@ impl SocketFile {
         self.id
     }
 
-    /// Whether root and this process's user alone can change what is in its directory.
-    pub fn is_ours(&self) -> bool {
-        self.entry.is_ours()
+    /// As [`Entry::is_private`].
+    pub fn is_private(&self) -> bool {
+        self.entry.is_private()
     }
 
     /// Another name in its directory.

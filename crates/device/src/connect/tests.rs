@@ -129,3 +129,34 @@ fn a_path_may_be_longer_than_an_address() {
     symlink("../socket", scene.path("place/socket")).unwrap();
     assert_eq!(scene.try_at(&name), Ok(()));
 }
+
+/// Of several dials the first alone looks the name up.
+#[test]
+fn a_listener_is_looked_up_again_once_it_is_not_reached() {
+    let scene = Scene::new(0o755);
+    let [name, stale] = ["place/inner/socket", "stale"].map(|name| scene.path(name));
+    let former = UnixListener::bind(&name).unwrap();
+    drop(UnixListener::bind(&stale).unwrap());
+    let callee = |path| Callee::at(path, "web".to_owned());
+    let of_stream = wire::vsock::SocketType::Stream;
+    let reaches = |callee: &mut Callee| matches!(callee.dial(of_stream), Dial::Reached(_));
+    let mut web = callee(name.clone());
+    assert!(reaches(&mut web));
+    fs::remove_file(&name).unwrap();
+    assert!(reaches(&mut web));
+    let latter = UnixListener::bind(&name).unwrap();
+    drop(former);
+    assert!(reaches(&mut web));
+    assert!(latter.accept().is_ok());
+    drop(latter);
+    for gone in [&mut web, &mut callee(stale)] {
+        let dialled = [0; 2].map(|_| gone.dial(of_stream));
+        assert!(matches!(
+            dialled,
+            [
+                Dial::Failed(Reason::NoListener),
+                Dial::Failed(Reason::NoListener)
+            ]
+        ));
+    }
+}

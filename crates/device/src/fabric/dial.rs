@@ -12,7 +12,7 @@ use super::Fabric;
 use super::host::SOCKET_EVENTS;
 use super::redial::{Place, Redial};
 use crate::caller::reset_on_close;
-use crate::connect::{Dial, dial, dial_at};
+use crate::connect::{Callee, Dial, dial_at};
 use crate::dialer::{Called, Connected, Reply, ServiceCall, mark};
 use crate::host_socket::HostSocket;
 use crate::line::LineIo;
@@ -26,9 +26,6 @@ const DIAL_PATIENCE: Duration = Duration::from_millis(1800);
 
 /// Dials that are tried again in one turn, before everything else has its turn.
 const REDIALS_PER_TURN: usize = 64;
-
-/// Dials to one listener that another thread makes one after another.
-const DIALS_TOGETHER: usize = 32;
 
 /// Answers of those who put calls through that are taken in one turn, before everything else has its turn.
 const ANSWERS_PER_TURN: usize = 64;
@@ -44,13 +41,13 @@ enum Attempt {
     Asked,
 }
 
-/// What another thread has found.
+/// What another thread says of a listener that it dials for several circuits, one after another.
 pub(super) struct Dialled {
     place: Place,
     /// The circuit for whose sake it was asked.
     asked: CircuitId,
-    /// Of each circuit for which it has dialled: up to the first that found no room.
-    dials: Vec<(CircuitId, Dial)>,
+    /// What became of the dial of one. None once all are dialled, unless one found no room: then no more come.
+    dialled: Option<(CircuitId, Dial)>,
 }
 
 impl Fabric {
@@ -269,7 +266,9 @@ impl Fabric {
             let dialled = self.slow.timed(party, Some(circuit), || {
                 dial_at(&own, call.socket_type, &vm)
             });
-            return self.settle(redial, dialled);
+            if let Some(dialled) = dialled {
+                return self.settle(redial, dialled);
+            }
         }
         self.ask_aside(redial, path, vm)
     }
@@ -277,7 +276,7 @@ impl Fabric {
     /// Has the line's own thread dial for all who wait for a listener, the first of them being this one.
     fn ask_aside(&mut self, redial: Redial, path: PathBuf, vm: String) -> Attempt {
         let (place, asked) = (redial.place(), redial.call.circuit);
-        let mut together = self.redials.first_of(place, DIALS_TOGETHER);
+        let mut together = self.redials.waiting_for(place);
         if together.is_empty() {
             together.push(redial);
         }
@@ -291,27 +290,30 @@ impl Fabric {
             }
         }
         let (answers, waker) = (self.aside.clone(), self.reactor.waker());
+        let answer = move |dialled| {
+            // The fabric may have ended.
+            let _ = answers.send(Dialled {
+                place,
+                asked,
+                dialled,
+            });
+            waker.wake();
+        };
         let job = move || {
-            let mut dials = Vec::with_capacity(awaited.len());
+            let mut callee = Callee::at(path, vm);
             // A caller that has given up needs no socket.
             for (circuit, socket_type, _) in awaited
                 .into_iter()
                 .filter(|(_, _, life)| life.strong_count() > 0)
             {
-                let dialled = dial(&path, socket_type, &vm);
+                let dialled = callee.dial(socket_type);
                 let is_full = matches!(dialled, Dial::Busy);
-                dials.push((circuit, dialled));
+                answer(Some((circuit, dialled)));
                 if is_full {
-                    break;
+                    return;
                 }
             }
-            // The fabric may have ended.
-            let _ = answers.send(Dialled {
-                place,
-                asked,
-                dials,
-            });
-            waker.wake();
+            answer(None);
         };
         match self.line(place.0).map(LineIo::aside_thread) {
             Some(Ok(aside)) => aside.push(job),
@@ -326,19 +328,22 @@ impl Fabric {
             let Ok(found) = self.dialled_aside.try_recv() else {
                 return;
             };
-            self.redials.answered(self.now, found.place, found.asked);
-            for (circuit, dialled) in found.dials {
-                match (self.redials.waiting(circuit), dialled) {
-                    (Some(redial), dialled) => {
-                        let attempt = self.settle(redial, dialled);
-                        self.move_on(redial, attempt);
-                    }
-                    (None, Dial::Reached(socket)) => {
-                        let party = self.party_of_listener(found.place.0, found.place.1);
-                        self.close_socket(socket, party, None);
-                    }
-                    (None, Dial::Busy | Dial::Failed(_)) => {}
+            if matches!(found.dialled, None | Some((_, Dial::Busy))) {
+                self.redials.answered(self.now, found.place, found.asked);
+            }
+            let Some((circuit, dialled)) = found.dialled else {
+                continue;
+            };
+            match (self.redials.waiting(circuit), dialled) {
+                (Some(redial), dialled) => {
+                    let attempt = self.settle(redial, dialled);
+                    self.move_on(redial, attempt);
                 }
+                (None, Dial::Reached(socket)) => {
+                    let party = self.party_of_listener(found.place.0, found.place.1);
+                    self.close_socket(socket, party, None);
+                }
+                (None, Dial::Busy | Dial::Failed(_)) => {}
             }
         }
         // There may be more, for the next turn.

@@ -123,10 +123,10 @@ impl Redials {
         self.rows.get(place)?.waiting.get(number).copied()
     }
 
-    /// The first that wait for a listener.
-    pub(super) fn first_of(&self, place: Place, most: usize) -> Vec<Redial> {
-        let waiting = self.rows.get(&place).map(|row| row.waiting.values());
-        waiting.into_iter().flatten().take(most).copied().collect()
+    /// All that wait for a listener, in their order.
+    pub(super) fn waiting_for(&self, place: Place) -> Vec<Redial> {
+        let row = self.rows.get(&place);
+        row.map_or_else(Vec::new, |row| row.waiting.values().copied().collect())
     }
 
     /// Whether there was no room when this listener was last dialled.
@@ -289,9 +289,9 @@ mod tests {
         assert!(redials.is_asked(place));
         redials.answered(now, place, circuit(1));
         assert!(!redials.is_asked(place));
-        let waiting = redials.first_of(place, 1);
-        assert_eq!(waiting[0].call.circuit, circuit(1));
-        assert_eq!(redials.first_of(place, 9).len(), 2);
+        let waiting = redials.waiting_for(place);
+        let waiting = waiting.iter().map(|redial| redial.call.circuit.index);
+        assert_eq!(waiting.collect::<Vec<u32>>(), [1, 2]);
         assert!(redials.waiting(circuit(1)).is_some() && !redials.was_full(place));
         redials.postpone(now, place);
         assert!(redials.was_full(place));

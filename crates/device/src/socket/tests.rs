@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketAddrUnix, acceptfrom, bind, connect, send};
 
 use super::*;
-use crate::connect::{Dial, dial};
+use crate::connect::{Callee, Dial};
 
 fn send_descriptor(socket: impl AsFd) -> Result<usize, Errno> {
     let file = std::io::stdin();
@@ -62,7 +62,8 @@ fn a_program_that_a_guest_dials_cannot_send_descriptors() {
         let listener = any_socket(socket_type).unwrap();
         bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         listen(&listener, 1).unwrap();
-        let Dial::Reached(dialled) = dial(&path, of_guest, "web") else {
+        let mut callee = Callee::at(path, "web".to_owned());
+        let Dial::Reached(dialled) = callee.dial(of_guest) else {
             panic!("it listens");
         };
         let program = acceptfrom(&listener).unwrap().0;

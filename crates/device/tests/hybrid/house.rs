@@ -90,8 +90,11 @@ impl House {
                 }
             }
         });
+        // Where programs are looked for at once, as in the runtime directory.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let directory = tempfile::Builder::new().permissions(mode).tempdir();
         House {
-            directory: tempfile::tempdir().unwrap(),
+            directory: directory.unwrap(),
             jobs,
             waker,
             thread: Some(thread),

@@ -31,7 +31,12 @@ struct Host {
 
 impl Host {
     fn new() -> Host {
-        let directory = tempfile::tempdir().unwrap();
+        // Where sockets are removed at once, as in the runtime directory.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let directory = tempfile::Builder::new()
+            .permissions(mode)
+            .tempdir()
+            .unwrap();
         let holder = Holder::listen(&directory.path().join("keeper")).unwrap();
         // It ends with the tests.
         std::thread::spawn(move || holder.run());

@@ -4,6 +4,7 @@
 
 mod broken;
 mod guest;
+mod held;
 mod idle;
 mod keeper;
 mod linger;
@@ -19,6 +20,8 @@ mod untaken;
 mod watchers;
 mod wrong_device;
 
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -36,7 +39,9 @@ fn config(directory: &Path) -> LineConfig {
     config_of(directory, "web", 3)
 }
 
+/// The directory is private from now on, as the runtime directory is: programs there are looked for at once.
 fn config_of(directory: &Path, name: &str, cid: u32) -> LineConfig {
+    set_permissions(directory, Permissions::from_mode(0o700)).unwrap();
     LineConfig {
         address: Address::new(name, cid),
         limits: Limits::default(),

@@ -333,10 +333,10 @@ fn waiting_threads(name: &str) -> usize {
     tasks.map(|task| task.unwrap().path()).filter(waits).count()
 }
 
-/// Those that wait for room in a backlog are tried one after the other; by the line's own thread, where others may write the directory.
+/// Those that wait for room in a backlog are tried one after the other; by the line's own thread, where others may read or write the directory.
 #[test]
 fn calls_to_a_full_listener_go_through_when_it_accepts() {
-    for mode in [0o700, 0o777] {
+    for mode in [0o700, 0o755, 0o777] {
         fill_a_listener(mode);
     }
 }
@@ -344,8 +344,8 @@ fn calls_to_a_full_listener_go_through_when_it_accepts() {
 fn fill_a_listener(mode: u32) {
     const CALLS: u16 = 40;
     let directory = tempfile::tempdir().unwrap();
-    set_permissions(directory.path(), Permissions::from_mode(mode)).unwrap();
     let (mut fabric, config) = (fabric(), config(directory.path()));
+    set_permissions(directory.path(), Permissions::from_mode(mode)).unwrap();
     fabric.open_line(&config).unwrap();
     let listener = UnixListener::bind(directory.path().join("web.sock_80")).unwrap();
     rustix::net::listen(&listener, 1).unwrap();

@@ -8,14 +8,13 @@
 //! So it is with the lock of a file: a program that has it open writes to it from such memory. The next to write sleeps in the same way.
 //!
 //! So such acts are done by a process that has nothing to keep. It is forked while this one has a single thread, and is confined as this one is. Each call is a packet on
-//! a *connection*, a socket pair of which the process has a thread for the other end, and descriptors come and go with it. A call waits for [`PATIENCE`] at most, or as
-//! long as its thread [may wait](wait_at_most). A connection that has not been answered is set aside with the directory that was looked into; in that directory nothing
+//! a *connection*, a socket pair of which the process has a thread for the other end, and descriptors come and go with it. A call waits for [`PATIENCE`] at most:
+//! the thread that serves all VMs makes none. A connection that has not been answered is set aside with the directory that was looked into; in that directory nothing
 //! more is tried until it has been, and for [`PAUSE`] in any case, and calls for other directories wait for [`PATIENCE_AFTER`] meanwhile: so many directories that are held
 //! up cost little more than one. Late answers are closed. An act on an open file is set aside with the file's own path, and leaves its directory as it is.
 //!
 //! The process ends when the socket pair by which it gets its connections is closed, which is when this process ends.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -50,15 +49,6 @@ const MAX_DESCRIPTORS: usize = 2;
 
 /// A connection's thread goes along paths, and no more.
 const STACK_LEN: usize = 256 * 1024;
-
-thread_local! {
-    static OF_THREAD: Cell<Duration> = const { Cell::new(PATIENCE) };
-}
-
-/// From now on this thread waits for so long at most, each time that it looks into a directory by another process.
-pub fn wait_at_most(patience: Duration) {
-    OF_THREAD.set(patience);
-}
 
 static IN_FORCE: RwLock<Option<Arc<Helper>>> = RwLock::new(None);
 
@@ -151,11 +141,10 @@ impl Helper {
     fn patience(&self, now: Instant) -> Duration {
         let held = lock(&self.held);
         let is_any_held = held.values().any(|held| now < held.until);
-        let patience = match is_any_held {
+        match is_any_held {
             true => PATIENCE_AFTER,
             false => PATIENCE,
-        };
-        patience.min(OF_THREAD.get())
+        }
     }
 
     /// Whether anything is to be tried in a directory.

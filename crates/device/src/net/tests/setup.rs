@@ -195,9 +195,12 @@ impl Setup {
 
     fn of(mut fabric: NetFabric, limits: BridgeLimits) -> Setup {
         fabric.add_network(LAN, limits).unwrap();
+        // Where sockets are removed at once, as in the runtime directory.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let directory = tempfile::Builder::new().permissions(mode).tempdir();
         Setup {
             fabric,
-            directory: tempfile::tempdir().unwrap(),
+            directory: directory.unwrap(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use rustix::process::{WaitOptions, setsid, waitpid};
+use rustix::process::{WaitOptions, setpgid, waitpid};
 
 use super::super::fuse;
 use super::{Helper, IN_FORCE, packet, pair, serve};
@@ -89,7 +89,9 @@ fn settle() -> io::Result<()> {
         // SAFETY: no handler is installed.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    setsid()?;
+    // A group of its own, as signals of a terminal are for the other process; and no session, which would have a share of the processors of its own (`sched_autogroup`): on a busy
+    // machine it would wait up to a second for one.
+    setpgid(None, None)?;
     rustix::thread::set_name(c"ringdown-paths")?;
     rustix::process::chdir("/")?;
     // What it binds belongs to this user alone until the other process opens it to others.
