@@ -24,6 +24,12 @@ const CAP_SYS_TIME: u64 = 1 << 25;
 /// The bit of a file's mode that makes it run as its owner.
 const SETUID: u32 = 0o4000;
 
+/// The bits of a file's mode that let its group or all others write to it.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+/// How often a process is looked at. What is read of it is not of one moment, as it may run another program meanwhile.
+const LOOKS: [(); 3] = [(); 3];
+
 /// How long `timedatectl` may take.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -77,28 +83,56 @@ fn keeper_among_processes(proc: &Path) -> Option<String> {
         let name = entry.file_name();
         name.as_encoded_bytes().iter().all(u8::is_ascii_digit)
     });
-    let ours = user_namespace(&proc.join("self"));
+    let ours = user_namespace(&proc.join("self"))?;
     numbered.map(|entry| entry.path()).find_map(|process| {
-        let name = std::fs::read_to_string(process.join("comm")).ok()?;
-        let keeper = KEEPERS.into_iter().find(|keeper| *keeper == name.trim())?;
-        let is_real = ours.is_some() && user_namespace(&process) == ours && may_set_clock(&process);
-        is_real.then(|| keeper.to_owned())
+        let looks = LOOKS.map(|()| Keeper::look(&process, &ours));
+        steady(looks).map(|keeper| keeper.name.to_owned())
     })
+}
+
+/// What all looks have seen, if it is the same.
+fn steady<T: PartialEq>(looks: [Option<T>; LOOKS.len()]) -> Option<T> {
+    let mut looks = looks.into_iter();
+    let first = looks.next()?;
+    looks.all(|look| look == first).then_some(first)?
 }
 
 fn user_namespace(process: &Path) -> Option<PathBuf> {
     std::fs::read_link(process.join("ns/user")).ok()
 }
 
-/// Whether a process of our user namespace can set the clock, and got its name from one that could, too. Any user can give a process the name of
-/// a time service, have every capability in a user namespace, and run a setuid program by a link of any name.
-fn may_set_clock(process: &Path) -> bool {
-    let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    let program = std::fs::metadata(process.join("exe"));
-    effective.is_some_and(|mask| mask & CAP_SYS_TIME != 0)
-        && program.is_ok_and(|program| program.mode() & SETUID == 0)
+/// A process of our user namespace that has the name of a time service, and can set the clock.
+#[derive(Debug, PartialEq)]
+struct Keeper {
+    name: &'static str,
+    /// The file of its program: device and number.
+    program: (u64, u64),
+    uid: u32,
+}
+
+impl Keeper {
+    /// Any user can give a process such a name, have every capability in a user namespace, and run a setuid program by a link of any name. That
+    /// program has the user's id as its real one; a keeper's ids are all the same.
+    fn look(process: &Path, ours: &Path) -> Option<Keeper> {
+        let name = std::fs::read_to_string(process.join("comm")).ok()?;
+        let name = KEEPERS.into_iter().find(|keeper| *keeper == name.trim())?;
+        let program = std::fs::metadata(process.join("exe")).ok()?;
+        let status = std::fs::read_to_string(process.join("status")).ok()?;
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        let mut uids = field("Uid:")?.split_ascii_whitespace();
+        let uid = uids.next()?;
+        let effective = u64::from_str_radix(field("CapEff:")?.trim(), 16).ok()?;
+        let is_keeper = user_namespace(process)? == ours
+            && program.mode() & (SETUID | WRITABLE_BY_OTHERS) == 0
+            && [0, rustix::process::geteuid().as_raw()].contains(&program.uid())
+            && effective & CAP_SYS_TIME != 0
+            && uids.all(|other| other == uid);
+        is_keeper.then_some(Keeper {
+            name,
+            program: (program.dev(), program.ino()),
+            uid: uid.parse().ok()?,
+        })
+    }
 }
 
 /// Set the clock by what the host said in its hello, unless the configuration or the guest's own time service stands against it. The
@@ -172,14 +206,20 @@ mod tests {
             path
         };
         let (ordinary, setuid) = (program("busybox", 0o755), program("su", 0o4755));
+        let of_all = program("mine", 0o777);
+        let process_of =
+            |number: &str, name: &str, uids: &str, mask: &str, namespace: &str, exe: &Path| {
+                let directory = proc.path().join(number);
+                std::fs::create_dir_all(directory.join("ns")).unwrap();
+                std::fs::write(directory.join("comm"), format!("{name}\n")).unwrap();
+                let status =
+                    format!("Name:\t{name}\nUid:\t{uids}\nGid:\t1\t1\t1\t1\nCapEff:\t{mask}\n");
+                std::fs::write(directory.join("status"), status).unwrap();
+                std::os::unix::fs::symlink(namespace, directory.join("ns/user")).unwrap();
+                std::os::unix::fs::symlink(exe, directory.join("exe")).unwrap();
+            };
         let process = |number: &str, name: &str, mask: &str, namespace: &str, exe: &Path| {
-            let directory = proc.path().join(number);
-            std::fs::create_dir_all(directory.join("ns")).unwrap();
-            std::fs::write(directory.join("comm"), format!("{name}\n")).unwrap();
-            let status = format!("Name:\t{name}\nUid:\t100\t100\t100\t100\nCapEff:\t{mask}\n");
-            std::fs::write(directory.join("status"), status).unwrap();
-            std::os::unix::fs::symlink(namespace, directory.join("ns/user")).unwrap();
-            std::os::unix::fs::symlink(exe, directory.join("exe")).unwrap();
+            process_of(number, name, "100\t100\t100\t100", mask, namespace, exe);
         };
         let (own, other) = ("user:[1]", "user:[2]");
         let (all, time, none) = ("000001ffffffffff", "0000000002000000", "0000000000000000");
@@ -190,10 +230,40 @@ mod tests {
         process("61", "chronyd", "00000001fdffffff", own, &ordinary);
         process("62", "chronyd", all, other, &ordinary);
         process("63", "chronyd", all, own, &setuid);
+        process("64", "chronyd", all, own, &of_all);
+        // A setuid program whose file was read of before or after it ran.
+        for (number, uids) in [
+            ("65", "1000\t0\t0\t0"),
+            ("66", "1000\t1000\t0\t1000"),
+            ("67", "0\t0\t1000\t0"),
+        ] {
+            process_of(number, "chronyd", uids, all, own, &ordinary);
+        }
         assert_eq!(keeper_among_processes(proc.path()), None);
         // chronyd gives up all capabilities but that to set the clock.
         process("77", "chronyd", time, own, &ordinary);
         let keeper = keeper_among_processes(proc.path());
         assert_eq!(keeper, Some("chronyd".to_owned()));
+    }
+
+    #[test]
+    fn what_runs_another_program_meanwhile_is_no_keeper() {
+        let keeper = |program, uid| {
+            Some(Keeper {
+                name: "chronyd",
+                program: (1, program),
+                uid,
+            })
+        };
+        let looks = || [keeper(7, 0), keeper(7, 0), keeper(7, 0)];
+        assert_eq!(steady(looks()), keeper(7, 0));
+        for index in 0..looks().len() {
+            for other in [None, keeper(8, 0), keeper(7, 1000)] {
+                let mut looks = looks();
+                looks[index] = other;
+                assert_eq!(steady(looks), None);
+            }
+        }
+        assert_eq!(steady::<Keeper>([None, None, None]), None);
     }
 }

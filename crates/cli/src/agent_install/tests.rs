@@ -200,6 +200,20 @@ fn no_service_removes_or_gives_away_a_directory_of_another() {
     assert!(!OPENRC_SCRIPT.contains("/run/ringdown"));
 }
 
+/// systemd.unit(5): by default a unit that failed five times in ten seconds is not started any more; supervise-daemon(8) has `respawn_max`.
+#[test]
+fn what_others_wait_for_is_started_again_however_often_it_failed() {
+    let keeper = include_str!("../../../../packaging/systemd/ringdown-keeper.service");
+    let daemon = include_str!("../../../../packaging/systemd/ringdown.service");
+    for unit in [SYSTEMD_UNIT, CLOUD_INIT, keeper, daemon] {
+        let (head, service) = unit.split_once("[Service]").unwrap();
+        let has = |part: &str, line: &str| part.lines().any(|found| found.trim() == line);
+        assert!(has(head, "StartLimitIntervalSec=0"), "{unit}");
+        assert!(service.contains("Restart=") && service.contains("RestartSec="));
+    }
+    assert!(OPENRC_SCRIPT.contains("\nrespawn_max=0\n"));
+}
+
 #[test]
 fn units_of_the_host_call_the_program_where_the_package_has_it() {
     let package = include_str!("../../../../scripts/package");
