@@ -13,6 +13,10 @@
 //! an agent that starts and finds a list. A call of `fsfreeze` that was killed, or whose owner was, may still freeze
 //! when its wait in the kernel is over. It holds a lock of its own, and until that is free nothing leaves the list.
 //!
+//! A file system is found once, before the first is frozen: its root is opened, and is what is frozen and thawed. By its path it could be another by then,
+//! as users may rename directories of theirs, and mount over them, in which root has mounted something. A successor has not opened it, and finds it by its
+//! device in the table of mounts, wherever it is mounted by then; a path in that table counts only if it leads to that very mount.
+//!
 //! `fsfreeze` (of util-linux or busybox) freezes one file system after the other, the last mounted first, so that no file
 //! system has to write through a frozen one to become still. Who writes to a frozen file system waits. Therefore nothing here does:
 //! [`PLACE`] has to be in memory, and the agent writes no log meanwhile.
@@ -24,20 +28,15 @@ mod process;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use wire::agent::job::MAX_FROZEN;
-
-use crate::guest::read_limited;
 use crate::log::{be_quiet, say};
 use crate::tool::find;
-use owner::Mount;
-use process::{MAX_REPORT_LEN, Place, Process, decode};
+use process::{MAX_REPORT_LEN, Place, Process, Told, decode};
 pub use process::{SUBCOMMAND, run};
 
 /// Where the owner's files are. Not in `/run/ringdown`, which service managers may remove when the agent ends.
@@ -51,9 +50,6 @@ const CHANGE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long the owner may take beyond the time of the freeze: for the file system at hand, and to thaw all of them once.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(300);
-
-/// The most that is read of the table of mounts, in bytes.
-const MAX_MOUNTS_LEN: u64 = 1024 * 1024;
 
 /// What freezes and thaws in this guest.
 #[derive(Debug)]
@@ -82,11 +78,11 @@ impl Freezer {
     ///
     /// # Errors
     /// In words. Then nothing is frozen, or the words say what could not be thawed yet and is tried again.
-    pub fn freeze(&self, timeout: Duration) -> Result<Vec<Mount>, String> {
+    pub fn freeze(&self, timeout: Duration) -> Result<Vec<Vec<u8>>, String> {
         let program = find(&self.search_path, "fsfreeze").ok_or(
             "there is no fsfreeze in this guest: install util-linux, or a busybox that has it",
         )?;
-        let mounts = self.mounts()?;
+        self.check_place()?;
         let place = Place::create(&self.place)?;
         let lock = self.become_owner(&place)?;
         be_quiet(true);
@@ -103,7 +99,7 @@ impl Freezer {
             .arg(timeout.as_millis().to_string())
             .arg(&self.place)
             .arg(program)
-            .args(mounts.iter().map(|mount| OsStr::from_bytes(mount)))
+            .arg(&self.mounts)
             .env_clear()
             .current_dir("/")
             .process_group(0)
@@ -134,7 +130,7 @@ impl Freezer {
     }
 
     /// Thaw what was frozen here: the mount points.
-    pub fn thaw(&self) -> Result<Vec<Mount>, String> {
+    pub fn thaw(&self) -> Result<Vec<Vec<u8>>, String> {
         let place = Place::at(&self.place);
         let deadline = Instant::now() + CHANGE_TIMEOUT;
         loop {
@@ -169,22 +165,12 @@ impl Freezer {
         }
     }
 
-    fn mounts(&self) -> Result<Vec<Mount>, String> {
-        let table = read_limited(&self.mounts, MAX_MOUNTS_LEN)
-            .map_err(|error| format!("cannot read the table of mounts: {error}"))?;
-        let table = mounts::text(&table);
-        if !mounts::is_in_memory(&table, &self.place) {
-            return Err(format!(
+    fn check_place(&self) -> Result<(), String> {
+        match mounts::is_in_memory(&mounts::read(&self.mounts)?, &self.place) {
+            true => Ok(()),
+            false => Err(format!(
                 "{} has to be in memory, as what is frozen is written down there: mount a tmpfs at /run",
                 self.place.display()
-            ));
-        }
-        let mounts = mounts::to_freeze(&table, Path::is_dir);
-        match mounts.len() {
-            0 => Err("there is no file system in this guest that can be frozen".to_owned()),
-            1..=MAX_FROZEN => Ok(mounts),
-            count => Err(format!(
-                "{count} file systems are mounted, at most {MAX_FROZEN} are frozen together"
             )),
         }
     }
@@ -215,12 +201,12 @@ impl Freezer {
     /// Wait for the owner's end in a thread, thaw what it has left, and let the log speak again.
     fn succeed_owner(&self, place: &Place) -> std::io::Result<()> {
         let program = find(&self.search_path, "fsfreeze").unwrap_or_else(|| "fsfreeze".into());
-        let place = place.clone();
+        let (place, table) = (place.clone(), self.mounts.clone());
         let succeed = move || {
             let locked = place.lock();
             let list = place.list();
             if !list.is_empty() {
-                let Ok(never) = owner::thaw(&mut Process::new(place, program), list, None);
+                let Ok(never) = owner::thaw(&mut Process::new(place, program, table), list, None);
                 never
             }
             be_quiet(false);
@@ -232,7 +218,7 @@ impl Freezer {
 }
 
 /// What the owner reports of its freezing; nothing if it ended before.
-fn read_report(owner: &mut Child, deadline: Instant) -> Option<Result<Vec<Mount>, String>> {
+fn read_report(owner: &mut Child, deadline: Instant) -> Option<Told> {
     let pipe = std::os::fd::OwnedFd::from(owner.stdout.take()?);
     let mut report = Vec::new();
     let mut piece = [0; 4096];
@@ -250,7 +236,7 @@ fn read_report(owner: &mut Child, deadline: Instant) -> Option<Result<Vec<Mount>
 }
 
 /// Asks the owner to thaw: its answer, if it gives one.
-fn ask(owner: &mut UnixStream) -> Result<Option<Result<Vec<Mount>, String>>, String> {
+fn ask(owner: &mut UnixStream) -> Result<Option<Told>, String> {
     let mut answer = Vec::new();
     let read = owner.set_read_timeout(Some(OWNER_TIMEOUT));
     match read.and_then(|()| owner.take(MAX_REPORT_LEN as u64).read_to_end(&mut answer)) {

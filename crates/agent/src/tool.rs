@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -86,6 +86,13 @@ impl<'a> Tool<'a> {
 
     pub(crate) fn environment(mut self, variables: Vec<(OsString, OsString)>) -> Self {
         self.command.envs(variables);
+        self
+    }
+
+    /// In this directory, instead of the root.
+    pub(crate) fn directory(mut self, root: BorrowedFd<'_>) -> Self {
+        let path = format!("/proc/self/fd/{}", root.as_raw_fd());
+        self.command.current_dir(path);
         self
     }
 

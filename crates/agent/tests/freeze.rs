@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -17,11 +19,12 @@ use tempfile::TempDir;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// `frozen-X` is there while X is frozen; `fail-X` has the words with which freezing X fails; while there is `stuck-X`, thawing X fails; freezing X
+/// Called in the root of the file system X, which a file there names. `frozen-X` is there while X is frozen; `fail-X` has the words with which freezing X fails; while there is `stuck-X`, thawing X fails; freezing X
 /// waits for `go` if there is `slow-X`; with `late-X` it waits and cannot be killed, as in the kernel.
 const FSFREEZE: &str = r#"#!/bin/sh
 d=$(dirname "$0")
-x=$(basename "$2")
+x=$(cat .name)
+[ "$2" = . ] || exit 9
 echo "$1 $x" >> "$d/log"
 says() { echo "fsfreeze: $2: $1" >&2; exit 1; }
 case $1 in
@@ -43,6 +46,28 @@ case $1 in
 esac
 "#;
 
+/// The root of a file system of this name.
+fn make(root: &Path, name: &str) {
+    std::fs::create_dir_all(root).unwrap();
+    std::fs::write(root.join(".name"), name).unwrap();
+}
+
+/// The mount that a directory is of, as proc(5) describes `fdinfo`.
+fn mount_id(directory: &Path) -> String {
+    let directory = File::open(directory).unwrap();
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", directory.as_raw_fd()));
+    let text = text.unwrap();
+    let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    id.unwrap().trim().to_owned()
+}
+
+/// A line of the table of mounts, for a file system that is a directory here: all are of one mount, and have no parents in the table.
+fn line(path: &Path, number: u32, point: &str, kind: &str) -> String {
+    let id = mount_id(path);
+    let point = path.join(point).display().to_string().replace(' ', "\\040");
+    format!("{id} 90000{number} 254:{number} / {point} rw - {kind} /dev/x rw\n")
+}
+
 struct Guest {
     directory: TempDir,
     freezer: Freezer,
@@ -52,17 +77,15 @@ impl Guest {
     fn new() -> Guest {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        std::fs::create_dir_all(path.join("root/srv/deep er")).unwrap();
+        make(&path.join("root"), "root");
+        make(&path.join("root/srv"), "srv");
+        make(&path.join("root/srv/deep er"), "deep er");
         std::fs::write(path.join("fsfreeze"), FSFREEZE).unwrap();
         std::fs::set_permissions(path.join("fsfreeze"), PermissionsExt::from_mode(0o755)).unwrap();
-        let line = |id: u32, parent: u32, point: &str, kind: &str| {
-            let point = path.join(point).display().to_string().replace(' ', "\\040");
-            format!("{id} {parent} 254:{id} / {point} rw - {kind} /dev/x rw\n")
-        };
-        let table = line(1, 0, "", "tmpfs")
-            + &line(2, 1, "root", "ext4")
-            + &line(3, 2, "root/srv", "xfs")
-            + &line(4, 3, "root/srv/deep er", "btrfs");
+        let table = line(path, 1, "", "tmpfs")
+            + &line(path, 2, "root", "ext4")
+            + &line(path, 3, "root/srv", "xfs")
+            + &line(path, 4, "root/srv/deep er", "btrfs");
         std::fs::write(path.join("mountinfo"), table).unwrap();
         let freezer = Freezer {
             search_path: format!("{}:/usr/bin:/bin", path.display()).into(),
@@ -101,6 +124,22 @@ impl Guest {
         let open = std::fs::read_dir(format!("/proc/{}/fd", pid.trim())).unwrap();
         let mut open = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
         open.any(|path| path == self.path(name))
+    }
+
+    /// What a user can do to whom the directory of a mount point belongs: there is another at its path then.
+    fn rename_srv(&self) {
+        std::fs::rename(self.path("root/srv"), self.path("root/moved")).unwrap();
+        make(&self.path("root/srv"), "decoy");
+        make(&self.path("root/srv/deep er"), "decoy");
+    }
+
+    /// What a user can do to whom the mount's root belongs.
+    fn mount_over(&self, name: &str) {
+        let path = self.path("");
+        let over =
+            line(&path, 9, name, "fuse.x").replace(" 900009 ", &format!(" {} ", mount_id(&path)));
+        let table = std::fs::read_to_string(self.path("mountinfo")).unwrap();
+        self.put("mountinfo", &(table + &over));
     }
 
     fn signal_owner(&self, signal: &str) {
@@ -211,6 +250,7 @@ fn a_freeze_that_cannot_be_killed_is_thawed_when_it_has_come_about() {
     assert!(words.contains("still being frozen"), "{words}");
     let thawed = guest.freezer.thaw();
     assert!(thawed.is_err() && guest.is_listed(), "{thawed:?}");
+    guest.rename_srv();
     guest.put("go", "");
     wait_until("it is thawed", || !guest.is_listed());
     assert!(!guest.is_frozen());
@@ -265,6 +305,59 @@ fn the_agent_thaws_what_a_killed_process_held() {
 }
 
 #[test]
+fn what_is_frozen_is_thawed_whatever_its_path_leads_to() {
+    for is_asked in [true, false] {
+        let guest = Guest::new();
+        let time = if is_asked { 60 } else { 2 };
+        guest.freezer.freeze(Duration::from_secs(time)).unwrap();
+        guest.rename_srv();
+        guest.mount_over("root");
+        if is_asked {
+            let thawed = guest.freezer.thaw().unwrap();
+            assert_eq!(names(&thawed), ["root", "srv", "deep er"]);
+        }
+        wait_until("it is thawed", || !guest.is_frozen() && !guest.is_listed());
+        let log = guest.log();
+        assert!(!log.iter().any(|line| line.ends_with("decoy")), "{log:?}");
+    }
+}
+
+#[test]
+fn what_a_killed_process_held_is_found_where_it_is_mounted_by_then() {
+    let guest = Guest::new();
+    guest.freezer.freeze(MINUTE).unwrap();
+    guest.rename_srv();
+    // As the kernel's table has it.
+    let table = std::fs::read_to_string(guest.path("mountinfo")).unwrap();
+    let table = table.replace("/root/srv", "/root/moved");
+    guest.put("mountinfo", &table);
+    guest.mount_over("root/moved");
+    guest.signal_owner("-KILL");
+    wait_until("the root is thawed", || !guest.path("frozen-root").exists());
+    let words = guest.freezer.thaw().unwrap_err();
+    let said = ["root/srv: ", "254:3", "mounted over", "tried again"];
+    assert!(said.iter().all(|part| words.contains(part)), "{words}");
+    assert!(guest.path("frozen-srv").exists() && guest.is_listed());
+    guest.put("mountinfo", &table);
+    wait_until("it is thawed", || !guest.is_frozen() && !guest.is_listed());
+    let log = guest.log();
+    assert!(!log.iter().any(|line| line.ends_with("decoy")), "{log:?}");
+}
+
+#[test]
+fn what_something_is_mounted_over_fails_the_freeze() {
+    let guest = Guest::new();
+    guest.mount_over("root/srv");
+    let words = guest.freezer.freeze(MINUTE).unwrap_err();
+    let said = [
+        "root/srv: something is mounted over it",
+        "nothing was frozen",
+    ];
+    assert!(said.iter().all(|part| words.contains(part)), "{words}");
+    assert!(guest.log().is_empty() && !guest.is_listed());
+}
+
+#[test]
 fn a_process_that_is_killed_while_it_freezes_fails_the_call() {
     let guest = Guest::new();
     guest.put("slow-srv", "");
@@ -295,10 +388,10 @@ fn an_agent_that_starts_thaws_what_nobody_holds() {
     guest.freezer.recover();
     guest.freezer.thaw().unwrap();
     // As after the end of agent and owner.
-    let list = guest.path("root/srv").into_os_string().into_encoded_bytes();
+    let list = format!("254:3 {}", guest.path("root/srv").display());
     guest.put("frozen-srv", "");
     guest.put("stuck-srv", "");
-    std::fs::write(guest.freezer.place.join("list"), [&list[..], &[0]].concat()).unwrap();
+    std::fs::write(guest.freezer.place.join("list"), list + "\0").unwrap();
     guest.freezer.recover();
     let words = guest.freezer.thaw().unwrap_err();
     assert!(words.contains("tried again"), "{words}");
@@ -322,7 +415,7 @@ fn nothing_is_frozen_without_what_thaws_it() {
     assert!(guest.log().is_empty() && !guest.is_listed());
 }
 
-/// What `fsfreeze` says begins with the path, of which there may be a lot, in several lines, and in no encoding.
+/// There may be a lot of it, in several lines, and in no encoding.
 #[test]
 fn what_came_of_it_is_understood_whatever_the_mount_point_is() {
     let guest = Guest::new();
@@ -333,9 +426,9 @@ fn what_came_of_it_is_understood_whatever_the_mount_point_is() {
     }
     odd.extend(b"/a\nline of \xff/odd");
     let path = Path::new(std::ffi::OsStr::from_bytes(&odd));
-    std::fs::create_dir_all(path).unwrap();
+    make(path, "odd");
     let mut table = std::fs::read(guest.path("mountinfo")).unwrap();
-    table.extend(b"5 3 254:5 / ");
+    table.extend(format!("{} 900005 254:5 / ", mount_id(path)).bytes());
     for byte in &odd {
         match byte {
             b' ' | b'\n' => table.extend(format!("\\{byte:03o}").bytes()),
@@ -353,7 +446,8 @@ fn what_came_of_it_is_understood_whatever_the_mount_point_is() {
     assert_eq!(names(&frozen), ["deep er", "srv", "root"]);
     guest.freezer.thaw().unwrap();
     // On the list, and not frozen: as after a freeze that was killed.
-    std::fs::write(guest.freezer.place.join("list"), [&odd[..], &[0]].concat()).unwrap();
+    let list = [b"254:5 ", &odd[..], &[0]].concat();
+    std::fs::write(guest.freezer.place.join("list"), list).unwrap();
     guest.freezer.recover();
     wait_until("it is not on the list any more", || !guest.is_listed());
 }

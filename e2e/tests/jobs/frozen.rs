@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use e2e::{CommandSpec, Guest};
 
-use super::{PATIENCE, Scene, said, scene_alone};
+use super::{PATIENCE, Scene, refused, ringdown, said, scene_alone};
 
 /// How often it is frozen in each guest.
 fn rounds() -> usize {
@@ -99,4 +99,51 @@ fn freeze_again_and_again(scene: &Scene, guest: &Guest) {
             PATIENCE,
         )
         .unwrap();
+}
+
+/// A file system that is a user's, and another that root has mounted in a directory of that user's.
+const HOME: &str = "modprobe loop; for disk in home data; do head -c 8388608 /dev/zero > /tmp/$disk; mke2fs -F /tmp/$disk > /dev/null 2>&1; done; \
+    mkdir -p /mnt/home && mount -t ext4 -o loop /tmp/home /mnt/home && mkdir -p /mnt/home/p/disk && chown -R user /mnt/home && \
+    mount -t ext4 -o loop /tmp/data /mnt/home/p/disk";
+
+/// What the user begins while all is frozen. It goes on when the first is thawed, and is done before the other is.
+const RENAME: &str = "su user -c 'mv /mnt/home/p /mnt/home/q && mkdir -p /mnt/home/p/disk'";
+const WAITS: &str = "grep -q ' D ' /proc/$(pidof mv)/stat";
+const BACK: &str = "rm -r /mnt/home/p && mv /mnt/home/q /mnt/home/p";
+
+#[test]
+fn what_a_user_renames_or_hides_does_not_stay_frozen() {
+    let scene = scene_alone();
+    for guest in &scene.guests[..2] {
+        guest.shell(HOME).unwrap();
+        let name = guest.name();
+        for is_asked in [true, false] {
+            let time = if is_asked { "600s" } else { "20s" };
+            let frozen = ringdown(&scene, &["freeze", name, "--timeout", time]);
+            assert!(frozen.contains("/mnt/home/p/disk"), "{frozen}");
+            let rename = guest.start(RENAME).unwrap();
+            guest.wait_until(WAITS, PATIENCE).unwrap();
+            if is_asked {
+                let thawed = ringdown(&scene, &["thaw", name]);
+                assert!(thawed.contains("/mnt/home/p/disk"), "{thawed}");
+            }
+            assert_eq!(rename.wait().unwrap().code, 0);
+            let write =
+                "[ ! -e /run/ringdown-freeze/list ] && echo written > /mnt/home/q/disk/file";
+            guest.wait_until(write, ENDS).unwrap();
+            guest.shell(BACK).unwrap();
+        }
+        guest.shell("mount -t tmpfs over /mnt/home/p/disk").unwrap();
+        let words = refused(&scene, &["freeze", name]);
+        assert!(
+            words.contains("/mnt/home/p/disk: something is mounted over it"),
+            "{words}"
+        );
+        guest
+            .wait_until(
+                "umount /mnt/home/p/disk && umount /mnt/home/p/disk && umount /mnt/home && rm /tmp/home /tmp/data",
+                PATIENCE,
+            )
+            .unwrap();
+    }
 }

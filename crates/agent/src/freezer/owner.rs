@@ -2,11 +2,24 @@
 
 use std::time::Duration;
 
-/// A mount point.
-pub(super) type Mount = Vec<u8>;
+/// A file system, and where it was mounted when it was found: users may rename what is on the way there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Mount {
+    /// As the table of mounts has it.
+    pub(super) device: String,
+    pub(super) point: Vec<u8>,
+}
+
+impl Mount {
+    pub(super) fn shown(&self) -> String {
+        String::from_utf8_lossy(&self.point).into_owned()
+    }
+}
 
 /// The wait between attempts to thaw what could not be thawed, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
+
+pub(super) const NONE: &str = "there is no file system in this guest that can be frozen";
 
 /// What came of freezing a file system.
 #[derive(Debug)]
@@ -86,7 +99,7 @@ fn freeze<W: World>(
             list.pop();
             return Ok(Err(words));
         }
-        let cannot = |words| format!("cannot freeze {}: {words}", shown(mount));
+        let cannot = |words| format!("cannot freeze {}: {words}", mount.shown());
         match world.freeze(mount)? {
             Frozen::Yes => {}
             Frozen::Unsupported => drop(list.pop()),
@@ -101,8 +114,7 @@ fn freeze<W: World>(
         return Ok(Err(words));
     }
     if list.is_empty() {
-        let words = "there is no file system in this guest that can be frozen";
-        return Ok(Err(words.to_owned()));
+        return Ok(Err(NONE.to_owned()));
     }
     world.write_list(list)
 }
@@ -154,7 +166,7 @@ fn thaw_once<W: World>(
             }
             Thawed::WasNot => true,
             Thawed::No(words) => {
-                left.get_or_insert(format!("cannot thaw {}: {words}", shown(&mount)));
+                left.get_or_insert(format!("cannot thaw {}: {words}", mount.shown()));
                 false
             }
         };
@@ -167,8 +179,4 @@ fn thaw_once<W: World>(
     // If that fails, a successor tries to thaw what is thawed, which does no harm.
     let _ = world.write_list(list)?;
     Ok(left.map(|words| format!("{words}; it is tried again until it is thawed")))
-}
-
-fn shown(mount: &[u8]) -> String {
-    String::from_utf8_lossy(mount).into_owned()
 }

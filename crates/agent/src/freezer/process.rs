@@ -1,10 +1,10 @@
 //! The owner's process, its files, and its words: see [`super`].
 
 use std::convert::Infallible;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -12,11 +12,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::FlockOperation;
 use wire::agent::MAX_DIRECTORY_LEN;
 use wire::agent::job::MAX_FROZEN;
 
-use super::owner::{self, Frozen, Mount, Thawed, World};
+use super::mounts;
+use super::owner::{self, Frozen, Mount, NONE, Thawed, World};
 use crate::guest::read_limited;
 use crate::stream::until;
 use crate::tool::{Output, Tool};
@@ -24,8 +25,11 @@ use crate::tool::{Output, Tool};
 /// The argument that makes the agent's binary an owner. It is not for people.
 pub const SUBCOMMAND: &str = "hold-frozen";
 
+/// The longest name of a device, in bytes: two numbers of 32 bits.
+const MAX_DEVICE_LEN: usize = 21;
+
 /// The longest list, in bytes.
-const MAX_LIST_LEN: usize = MAX_FROZEN * (MAX_DIRECTORY_LEN + 1);
+const MAX_LIST_LEN: usize = MAX_FROZEN * (MAX_DEVICE_LEN + MAX_DIRECTORY_LEN + 2);
 
 /// The longest report or answer, in bytes.
 pub(super) const MAX_REPORT_LEN: usize = 1 + MAX_LIST_LEN;
@@ -120,17 +124,27 @@ impl Place {
     }
 }
 
-/// Paths with a zero byte behind each.
+/// Each with its device before and a zero byte behind.
 fn join(mounts: &[Mount]) -> Vec<u8> {
-    let bytes = mounts.iter().flat_map(|mount| [mount.as_slice(), &[0]]);
+    let bytes = mounts
+        .iter()
+        .flat_map(|mount| [mount.device.as_bytes(), b" ", &mount.point, &[0]]);
     bytes.collect::<Vec<_>>().concat()
 }
 
 fn split(bytes: &[u8]) -> Vec<Mount> {
-    let paths = bytes
+    let mounts = bytes
         .split(|byte| *byte == 0)
-        .filter(|path| !path.is_empty());
-    paths.map(<[u8]>::to_vec).take(MAX_FROZEN).collect()
+        .filter(|mount| !mount.is_empty());
+    let mounts = mounts.map(|mount| {
+        let end = mount.iter().position(|byte| *byte == b' ');
+        let (device, point) = mount.split_at(end.unwrap_or(0));
+        Mount {
+            device: String::from_utf8_lossy(device).into_owned(),
+            point: point.strip_prefix(b" ").unwrap_or(point).to_vec(),
+        }
+    });
+    mounts.take(MAX_FROZEN).collect()
 }
 
 /// A report or an answer: whether it was done, and mount points or words.
@@ -142,38 +156,42 @@ fn encode(result: Result<&[Mount], String>) -> Vec<u8> {
     [&[mark], bytes.as_slice()].concat()
 }
 
-pub(super) fn decode(bytes: &[u8]) -> Option<Result<Vec<Mount>, String>> {
+/// The mount points of what was frozen or thawed, or why it was not.
+pub(super) type Told = Result<Vec<Vec<u8>>, String>;
+
+pub(super) fn decode(bytes: &[u8]) -> Option<Told> {
     match bytes.split_first()? {
-        (b'+', mounts) => Some(Ok(split(mounts))),
+        (b'+', mounts) => {
+            let mounts = split(mounts).into_iter();
+            Some(Ok(mounts.map(|mount| mount.point).collect()))
+        }
         (_, words) => Some(Err(String::from_utf8_lossy(words).into_owned())),
     }
 }
 
-/// The owner: `TIMEOUT_MS PLACE FSFREEZE MOUNT…`, and the lock as standard input.
+/// The owner: `TIMEOUT_MS PLACE FSFREEZE MOUNTS`, and the lock as standard input.
 pub fn run(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut next = || arguments.next().unwrap_or_default();
-    let (timeout, place, program) = (next(), PathBuf::from(next()), PathBuf::from(next()));
+    let (timeout, place) = (next(), PathBuf::from(next()));
+    let (program, table) = (PathBuf::from(next()), PathBuf::from(next()));
     let timeout = timeout.to_str().and_then(|text| text.parse().ok());
     let Some(timeout) = timeout.map(Duration::from_millis) else {
         return ExitCode::from(2);
     };
-    let mounts: Vec<Mount> = arguments.map(OsString::into_vec).collect();
     // Of a session of its own, so that nothing that ends the agent's ends it.
     let _ = rustix::process::setsid();
-    let mut process = Process::new(Place(place), program);
+    let mut process = Process::new(Place(place), program, table);
     process.time = Some((Instant::now() + timeout, timeout));
-    let listens = match (process.take_signals(), &process.listener) {
-        (Ok(()), Some(_)) => Ok(()),
-        (Ok(()), None) => Err("it cannot listen".to_owned()),
-        (Err(error), _) => Err(format!("it cannot take signals: {error}")),
-    };
-    if let Err(words) = listens {
-        let words = format!("cannot start the process that freezes: {words}; nothing was frozen");
-        let Ok(_) = process.report(Err(words));
-        return ExitCode::FAILURE;
+    match process.prepare() {
+        Ok(mounts) => {
+            let Ok(()) = owner::hold(&mut process, &mounts);
+            ExitCode::SUCCESS
+        }
+        Err(words) => {
+            let Ok(_) = process.report(Err(format!("{words}; nothing was frozen")));
+            ExitCode::FAILURE
+        }
     }
-    let Ok(()) = owner::hold(&mut process, &mounts);
-    ExitCode::SUCCESS
 }
 
 /// An owner in its guest.
@@ -187,13 +205,17 @@ pub(super) struct Process {
     askers: Vec<UnixStream>,
     /// Readable when a signal asks to end, which is to thaw.
     signals: Option<UnixStream>,
-    /// What keeps file systems from being unmounted while they are frozen, as they could then not be thawed.
-    held: Vec<(Mount, File)>,
+    /// The table of mounts.
+    table: PathBuf,
+    /// The roots of what is still to be frozen, opened before anything is: to open may wait for what is frozen.
+    opened: Vec<(Mount, OwnedFd)>,
+    /// The roots of what is frozen. They are thawed by these, whatever their paths lead to by then, and cannot be unmounted.
+    held: Vec<(Mount, OwnedFd)>,
 }
 
 impl Process {
     /// Of one who has the lock.
-    pub(super) fn new(place: Place, program: PathBuf) -> Process {
+    pub(super) fn new(place: Place, program: PathBuf, table: PathBuf) -> Process {
         let _ = std::fs::remove_file(place.socket());
         let listener = UnixListener::bind(place.socket()).ok();
         Process {
@@ -203,8 +225,39 @@ impl Process {
             time: None,
             askers: Vec::new(),
             signals: None,
+            table,
+            opened: Vec::new(),
             held: Vec::new(),
         }
+    }
+
+    /// What it is to freeze, opened; it can be asked to end by then.
+    fn prepare(&mut self) -> Result<Vec<Mount>, String> {
+        let cannot = |words| format!("cannot start the process that freezes: {words}");
+        self.take_signals()
+            .map_err(|error| cannot(format!("it cannot take signals: {error}")))?;
+        if self.listener.is_none() {
+            return Err(cannot("it cannot listen".to_owned()));
+        }
+        self.opened = mounts::to_freeze(&mounts::read(&self.table)?, mounts::find)?;
+        match self.opened.len() {
+            0 => Err(NONE.to_owned()),
+            1..=MAX_FROZEN => Ok(self.opened.iter().map(|(mount, _)| mount.clone()).collect()),
+            count => Err(format!(
+                "{count} file systems are mounted, at most {MAX_FROZEN} are frozen together"
+            )),
+        }
+    }
+
+    /// The root of what an owner before this one has frozen.
+    fn find(&self, mount: &Mount) -> Result<OwnedFd, String> {
+        let table = mounts::read(&self.table)?;
+        mounts::of_device(&table, &mount.device, mounts::find).ok_or_else(|| {
+            format!(
+                "its device, {}, is not mounted where it can be reached: mount it, or unmount what is mounted over it",
+                mount.device
+            )
+        })
     }
 
     fn take_signals(&mut self) -> io::Result<()> {
@@ -231,16 +284,15 @@ impl Process {
         is_signalled || !self.askers.is_empty()
     }
 
+    /// `fsfreeze` in a root: the names on the way there may be others by now.
     fn call(
-        &self,
         tool: Tool<'_>,
         verb: &str,
-        mount: &Mount,
+        root: BorrowedFd<'_>,
         timeout: Duration,
     ) -> io::Result<Output> {
         let deadline = Instant::now() + timeout;
-        tool.arguments([OsStr::new(verb), OsStr::from_bytes(mount)])
-            .run(deadline)
+        tool.directory(root).arguments([verb, "."]).run(deadline)
     }
 
     fn try_freeze(&mut self, mount: &Mount) -> Result<Frozen, String> {
@@ -250,17 +302,15 @@ impl Process {
             .try_lock_file("busy", FlockOperation::NonBlockingLockShared)
             .map_err(failed)?
             .ok_or("a file system is still being frozen")?;
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .custom_flags(OFlags::DIRECTORY.bits() as i32);
-        let held = options.open(OsStr::from_bytes(mount)).map_err(failed)?;
+        let index = self.opened.iter().position(|(opened, _)| opened == mount);
+        let index = index.ok_or("it is not open")?;
+        let (_, root) = self.opened.swap_remove(index);
         let left = self
             .time
             .map(|(end, _)| end.saturating_duration_since(Instant::now()));
         let timeout = FREEZE_TIMEOUT.min(left.unwrap_or(FREEZE_TIMEOUT));
         let tool = Tool::new(&self.program).stdin(busy.into());
-        let frozen = match self.call(tool, "--freeze", mount, timeout) {
+        let frozen = match Self::call(tool, "--freeze", root.as_fd(), timeout) {
             Ok(output) if output.succeeded => Frozen::Yes,
             // It was killed, and may have been in the middle of it.
             Ok(output) if output.complaint.is_empty() => {
@@ -275,7 +325,7 @@ impl Process {
             Err(error) => Frozen::No(error.to_string()),
         };
         if matches!(frozen, Frozen::Yes | Frozen::Unknown(_)) {
-            self.held.push((mount.clone(), held));
+            self.held.push((mount.clone(), root));
         }
         Ok(frozen)
     }
@@ -285,6 +335,8 @@ impl World for Process {
     type Dead = Infallible;
 
     fn write_list(&mut self, list: &[Mount]) -> Result<Result<(), String>, Infallible> {
+        // What is not on the list is not thawed any more, and can be unmounted.
+        self.held.retain(|(held, _)| list.contains(held));
         let written = self.place.write_list(list);
         Ok(written.map_err(|error| format!("cannot write {}: {error}", self.place.0.display())))
     }
@@ -294,18 +346,26 @@ impl World for Process {
     }
 
     fn thaw(&mut self, mount: &Mount) -> Result<Thawed, Infallible> {
+        let held = self.held.iter().find(|(held, _)| held == mount);
+        let found;
+        let root = match held {
+            Some((_, root)) => root.as_fd(),
+            None => match self.find(mount) {
+                Ok(root) => {
+                    found = root;
+                    found.as_fd()
+                }
+                Err(words) => return Ok(Thawed::No(words)),
+            },
+        };
         let tool = Tool::new(&self.program);
-        let thawed = match self.call(tool, "--unfreeze", mount, THAW_TIMEOUT) {
+        Ok(match Self::call(tool, "--unfreeze", root, THAW_TIMEOUT) {
             Ok(output) if output.succeeded => Thawed::Yes,
             // EINVAL.
             Ok(output) if output.last_words.ends_with("Invalid argument") => Thawed::WasNot,
             Ok(output) => Thawed::No(output.complaint),
             Err(error) => Thawed::No(error.to_string()),
-        };
-        if !matches!(thawed, Thawed::No(_)) {
-            self.held.retain(|(held, _)| held != mount);
-        }
-        Ok(thawed)
+        })
     }
 
     fn is_freezing(&mut self) -> Result<bool, Infallible> {

@@ -132,11 +132,14 @@ impl Guest {
 }
 
 fn name(index: usize) -> Mount {
-    vec![b'0' + index as u8]
+    Mount {
+        device: index.to_string(),
+        point: Vec::new(),
+    }
 }
 
 fn index(mount: &Mount) -> usize {
-    (mount[0] - b'0').into()
+    mount.device.parse().unwrap()
 }
 
 impl World for Guest {
