@@ -149,7 +149,7 @@ impl Addresses {
         });
     }
 
-    /// The subnet of a network of which nothing else is said. `is_free` says whether one belongs to nobody; what it says no to is given up.
+    /// The subnet of a network of which nothing else is said. `is_free` says whether one has no owner; what it says no to is given up.
     pub(super) fn default_subnet(
         &mut self,
         domain: &str,
@@ -207,7 +207,7 @@ impl Addresses {
         unowned.or_else(of_others)
     }
 
-    /// Remembers that a VM has a number in a network now. Whoever had it before is forgotten. When there are too many VMs, the first that is
+    /// Remembers that a VM has a number in a network now. Its owner before is forgotten. When there are too many VMs, the first that is
     /// away is forgotten; `in_use` says which are not, by domain, network and name.
     pub(super) fn remember_host(
         &mut self,

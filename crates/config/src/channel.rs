@@ -102,7 +102,7 @@ impl ChardevRequest {
 }
 
 impl Chardev {
-    /// The socket, whoever listens there.
+    /// The socket, of both kinds.
     pub fn path(&self) -> &Path {
         match self {
             Chardev::Listen(path) | Chardev::Connect(path) => path,

@@ -1,7 +1,7 @@
 //! Which context identifier belongs to which name, also when the VM is away and after the daemon has been started anew.
 //!
 //! Guests and their programs may keep a CID, and a person learns it by heart: so a name that was given one gets it again,
-//! and one that belonged to a name is not given to another unless somebody asks for it.
+//! and one that belonged to a name is not given to another unless that asks for it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -95,7 +95,7 @@ impl Cids {
         of_domain.map(|entry| entry.cid).collect()
     }
 
-    /// Remembers that a name has an identifier now. Whoever had it before is forgotten. When there are too many names, the
+    /// Remembers that a name has an identifier now. Its owner before is forgotten. When there are too many names, the
     /// oldest that is away is forgotten; `in_use` says which are not.
     pub fn remember(
         &mut self,

@@ -260,7 +260,7 @@ impl Files {
     }
 }
 
-/// Not that of what another user's link leads to, or what is in FUSE: nobody goes there, and it must not make a file another's.
+/// Not that of what another user's link leads to, or what is in FUSE: that is not entered, and must not make a file another's.
 fn inode(path: &Path) -> Option<FileId> {
     id_of(path, Fuse::Refused).ok()
 }

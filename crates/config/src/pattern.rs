@@ -9,7 +9,7 @@
 //! | `user:alice`, `users:staff` | programs of the host that run as this user, or with this group |
 //! | `service:registry`, `service:git-*`, `service:red/*` | services of the host |
 //! | `address:10.0.0.0/8`, `name:*.debian.org` | addresses beyond the host, through egress |
-//! | `any` | everybody above: VMs and services of the rule's domain, and every address |
+//! | `any` | all above: VMs and services of the rule's domain, and every address |
 
 use std::net::{IpAddr, Ipv4Addr};
 

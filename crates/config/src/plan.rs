@@ -468,7 +468,7 @@ impl Plan {
         }
     }
 
-    /// The identifier that the name had before, or the lowest that belongs to nobody.
+    /// The identifier that the name had before, or the lowest that is free.
     fn free_cid(&self, domain: &str, name: &str, asked_for: &BTreeSet<(&str, u32)>) -> u32 {
         let of_domain = self.lines.values().filter(|line| line.domain == domain);
         let owned: BTreeSet<u32> = of_domain

@@ -77,7 +77,7 @@ pub struct NewPort {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = described::bytes)]
     pub bytes_per_second: Option<u64>,
-    /// How many frames for everybody it may send in a second.
+    /// How many broadcast frames it may send in a second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(schema_with = described::broadcasts)]
     pub broadcasts_per_second: Option<u64>,

@@ -530,7 +530,7 @@ fn a_name_that_had_a_cid_gets_it_again_and_nobody_else_does() {
     assert_eq!(plan.get("b").unwrap().cid, 4);
     assert_eq!(plan.add(&VmRequest::named("d")).unwrap().cid, 6);
     assert_eq!(plan.add(&VmRequest::named("a")).unwrap().cid, 3);
-    // Whoever asks for it gets it, and then its old name gets another.
+    // A name that asks gets it, and then its old name gets another.
     plan.remove("a");
     let asking = VmRequest {
         cid: Some(3),

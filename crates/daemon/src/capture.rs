@@ -1,4 +1,4 @@
-//! The way of a capture from the thread that moves what is captured to whoever reads it, and what is counted of all captures.
+//! The way of a capture from the thread that moves what is captured to its reader, and what is counted of all captures.
 
 use std::convert::Infallible;
 use std::pin::Pin;

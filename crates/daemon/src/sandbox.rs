@@ -1,4 +1,4 @@
-//! The sandbox of `ringdown serve`: what this process can do from then on, whoever has taken it over.
+//! The sandbox of `ringdown serve`: what this process can do from then on, even when taken over.
 //!
 //! # Theory of operation
 //!
@@ -149,7 +149,7 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
         "the sandbox is in force"
     );
     starter::confine(starter);
-    // Whoever entered before is confined already, which cannot be undone.
+    // A process that entered before is confined, which cannot be undone.
     let _ = IN_FORCE.set(Sandbox {
         places,
         confines_files,
@@ -158,7 +158,7 @@ pub fn enter(options: &Options, config: &Config, settings: &Settings) -> Result<
     Ok(())
 }
 
-/// What somebody would do who has taken the daemon over, in builds for tests and if the environment says so: start a program. It prints
+/// What an attacker inside the daemon would do, in builds for tests and if the environment says so: start a program. It prints
 /// what became of that, if it can.
 #[cfg(feature = "test-support")]
 pub(crate) fn make_forbidden_call_if_told() {

@@ -227,7 +227,7 @@ impl Daemon {
         let in_force = added::add_again(&parts, parts.start(&nothing, in_force)?);
         parts.windows.sweep();
         let settings = &parts.settings;
-        // Last, so that whoever finds the control socket finds the VMs too.
+        // Last, so that a client with the control socket has the VMs too.
         let circuit_socket = serve_circuits(&parts, operators)?;
         let control_socket = match handed_over {
             Some(listener) => PrivateSocket::handed_over(listener, settings)?,

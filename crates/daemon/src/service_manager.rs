@@ -32,7 +32,7 @@ pub enum HandedOverError {
 /// The control socket, if the service manager has made it. It is to be asked while there is one thread, and once.
 ///
 /// # Errors
-/// [`HandedOverError`] when it is another one: somebody would wait there for ever.
+/// [`HandedOverError`] when it is another one: its clients would wait for ever.
 pub fn control_socket(expected: &Path) -> Result<Option<UnixListener>, HandedOverError> {
     let mut handed_over = listenfd::ListenFd::from_env();
     let other = |found| HandedOverError::Other {

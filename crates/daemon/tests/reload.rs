@@ -106,7 +106,7 @@ impl Drop for House {
     }
 }
 
-/// A server that says its name to whoever comes. It ends with the test's process.
+/// A server that says its name to every client. It ends with the test's process.
 fn serve(path: &Path, name: &'static str) {
     let listener = UnixListener::bind(path).expect("a listener");
     std::thread::spawn(move || {

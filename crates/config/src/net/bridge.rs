@@ -16,7 +16,7 @@ impl NetworkSpec {
         }
     }
 
-    /// The port of the network itself. Its addresses are nobody else's.
+    /// The port of the network itself. No other port has its addresses.
     pub fn station_port(&self) -> PortConfig {
         let station = &self.station;
         let ipv6 = station.ipv6.map(|subnet| subnet.own);

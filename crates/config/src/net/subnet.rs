@@ -27,7 +27,7 @@ impl Ipv4Subnet {
         Ipv4Addr::from_bits(self.own.to_bits() & !self.host_mask())
     }
 
-    /// The subnet's last address, which is everybody's.
+    /// The subnet's last address, for broadcasts.
     pub fn broadcast(self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.own.to_bits() | self.host_mask())
     }

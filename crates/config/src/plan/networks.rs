@@ -38,7 +38,7 @@ impl Plan {
         nearest_full_name(full_name, &names)
     }
 
-    /// Makes the networks those of a configuration. `before` is what belonged to somebody until now: none becomes a network's own.
+    /// Makes the networks those of a configuration. `before` is what had an owner until now: none becomes a network's own.
     ///
     /// # Errors
     /// [`ConfigError::Input`] with the place of the network that collides with another, or that would have to change what cannot change.

@@ -155,7 +155,7 @@ impl Plan {
         occupied
     }
 
-    /// Works out the ports of all VMs. `before` is what belonged to somebody until now: nobody else gets it at the same time.
+    /// Works out the ports of all VMs. `before` is what had an owner until now: no other gets it at the same time.
     ///
     /// # Errors
     /// [`PortRefusal`] with the VM whose port cannot be had. Then some ports are new and some are old.

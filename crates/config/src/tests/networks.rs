@@ -348,7 +348,7 @@ fn everything_that_is_left_out_is_made_and_stays() {
         plan.net_hosts("lan"),
         [host("a", &[], a), host("b", &["bee", "b-2"], b)]
     );
-    // Whoever comes before the others in the alphabet does not move them.
+    // A VM first in the alphabet does not move the others.
     let more = TWO.replace(
         "[[vm]]\n    name = \"a\"",
         "[[vm]]\n    name = \"0\"\n    networks = [\"lan\"]\n    [[vm]]\n    name = \"a\"",
@@ -700,7 +700,7 @@ fn a_reload_changes_what_can_change_and_takes_nothing_from_anybody() {
     // A port that goes leaves the VM as it is.
     let next = reload(&plan, &TWO.replacen("networks = [\"lan\"]", "", 1)).unwrap();
     assert!(next.get("a").unwrap().ports.is_empty());
-    // A network does not go while somebody who stays is in it.
+    // A network does not go while a VM that stays is in it.
     let found = reload(&plan, &TWO.replace("[[network]]\n    name = \"lan\"", "")).unwrap_err();
     assert!(
         found.contains("there is no network named \"lan\""),

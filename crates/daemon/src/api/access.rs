@@ -25,7 +25,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Whether somebody of this role may make such a request. What is captured is what programs say to each other.
+    /// Whether a caller of this role may make such a request. What is captured is what programs say to each other.
     pub fn may(self, method: &Method, path: &str) -> bool {
         let only_reads = matches!(*method, Method::GET | Method::HEAD);
         match self {
@@ -74,14 +74,14 @@ impl Caller {
 pub struct Access {
     /// Users who may do everything.
     owners: HashSet<u32>,
-    /// None if whoever can connect may do everything: the socket's mode says who can.
+    /// None if all that connect may do everything: the socket's mode says who can.
     groups: Option<ControlGroups>,
     /// The refusal for readers.
     to_readers: Arc<str>,
 }
 
 impl Access {
-    /// Access for the daemon's own user, root, and those groups; without any, for whoever can connect.
+    /// Access for the daemon's own user, root, and those groups; without any, for any that connects.
     pub fn new(groups: ControlGroups) -> Access {
         let own = rustix::process::geteuid().as_raw();
         Access {
@@ -109,7 +109,7 @@ impl Access {
         }
     }
 
-    /// Whoever is at the other end of a connected socket.
+    /// The peer at the other end of a connected socket.
     ///
     /// # Errors
     /// As [`peer`].

@@ -23,10 +23,10 @@ use crate::control::Control;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// Nobody else may open the page and keep a hand on its window.
+/// No other page may open this and keep a hand on its window.
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 
-/// Nobody else's page may embed its parts.
+/// No other page may embed its parts.
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 const HTML: &str = "text/html; charset=utf-8";

@@ -245,7 +245,7 @@ impl IntoParams for CallQuery {
 }
 
 impl CallQuery {
-    /// Whether the words may be looked at by whoever is asked.
+    /// Whether the words may be read by what is asked.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let place = self.place.as_ref().map(|place| ("place", place));
         let words = [("from", &self.from), ("to", &self.to)];

@@ -56,7 +56,7 @@ fn until_hung_up(mut guest: UnixStream) -> Vec<u8> {
     let mut said = Vec::new();
     match guest.read_to_end(&mut said) {
         Ok(_) => {}
-        // What the guest had said and nobody read makes the end a reset.
+        // What the guest said, unread, makes the end a reset.
         Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
     }
     said

@@ -106,7 +106,7 @@ impl Sink {
 }
 
 fn open_file(path: &Path) -> io::Result<(Box<Path>, File)> {
-    // A pipe that nobody reads must not stop us, neither now nor when it is full.
+    // A pipe without a reader must not stop us, neither now nor when it is full.
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK;
     let file = links::open_behind_links(path, flags, Mode::RUSR | Mode::WUSR)?;
     Ok((path.into(), file))

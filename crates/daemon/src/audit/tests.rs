@@ -224,7 +224,7 @@ fn another_file_that_cannot_be_opened_leaves_the_old_one_in_use() {
     assert_eq!(counted(&lines(&path), "first"), (1, 0));
     assert_eq!(counted(&lines(&other), "second"), (1, 0));
     assert_eq!(lines(&path).len() + lines(&other).len(), 2);
-    // After the end nobody writes, and nobody waits or panics.
+    // After the end no thread writes, waits or panics.
     audit.record(call("fourth", AuditDecision::Denied));
     assert!(audit.rotate().is_err());
 }

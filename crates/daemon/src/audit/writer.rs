@@ -227,7 +227,7 @@ impl Writer {
                     self.shared
                         .is_log
                         .store(self.sink.is_log(), Ordering::Relaxed);
-                    // Whoever asked may have gone.
+                    // The caller may have gone.
                     let _ = answer.send(opened);
                 }
                 Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => {
@@ -256,7 +256,7 @@ impl Writer {
 
     /// Tells what was held back, and lets every source begin anew.
     fn close_window(&mut self) {
-        // Taken out at once, so that nobody who records waits for the disk.
+        // Taken out at once, so that no recorder waits for the disk.
         let sources = std::mem::take(&mut *self.shared.sources());
         let time = rfc_3339(SystemTime::now());
         for source in sources.values() {

@@ -28,7 +28,7 @@ impl Control {
     /// published ports that lead there.
     ///
     /// # Errors
-    /// [`ControlError::Ask`] when there is nobody who is meant by them.
+    /// [`ControlError::Ask`] when they name no caller or no callee.
     pub async fn why(
         self: &Arc<Self>,
         from: String,
@@ -233,7 +233,7 @@ mod tests {
         assert!(found.ends_with("/web_80"), "{found}");
         std::fs::write(directory.path().join("web_80"), "").unwrap();
         assert_eq!(silence(host.clone(), 80), None);
-        // A path that cannot be looked at, whoever asks.
+        // A path that no user can look up.
         assert_eq!(silence(directory.path().join("x".repeat(300)), 80), None);
         // The daemon serves these itself.
         assert_eq!(silence(host, wire::agent::PORT), None);

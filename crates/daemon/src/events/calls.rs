@@ -1,4 +1,4 @@
-//! What became of calls, for the audit and for whoever follows the events.
+//! What became of calls, for the audit and for readers of the events.
 
 use std::time::Duration;
 
@@ -130,8 +130,8 @@ pub fn observer(events: Events) -> Observer {
     })
 }
 
-/// Calls of the daemon itself, which asks guests for their figures whenever somebody wants the metrics: nobody's decision, and so many that all
-/// else would be pushed out. What is refused of them is told.
+/// Calls of the daemon itself, which asks guests for their figures whenever a client reads the metrics: no user makes them, and so many that all
+/// else would be pushed out. Their refusals are reported.
 fn is_own_call(caller: &DecisionCaller) -> bool {
     matches!(caller, DecisionCaller::Program { pid: Some(pid), .. } if i32::try_from(*pid).is_ok_and(is_us))
 }

@@ -241,7 +241,7 @@ impl Events {
         last.map(|(_, refusal)| refusal)
     }
 
-    /// The last refusals of a call, the latest first. Without a caller or a callee, of whoever.
+    /// The last refusals of a call, the latest first. Without a caller or a callee, of any.
     pub fn refusals(&self, call: Call<'_>) -> Vec<Refusal> {
         self.refusals_of(|refusals| refusals.of(call))
     }

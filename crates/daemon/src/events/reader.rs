@@ -109,7 +109,7 @@ impl EventReader {
                 ..EventDetails::default()
             };
             write_last(&mut last, &events.now(EventKind::ReaderDropped, details));
-            // If nobody takes it in time, nobody reads.
+            // If not taken in time, there is no reader.
             let _ = tokio::time::timeout(LAST_WORDS, pieces.send(last)).await;
             return;
         }

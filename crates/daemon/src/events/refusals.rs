@@ -1,4 +1,4 @@
-//! The last refusals, so that whoever asks why a call fails is told. One caller cannot push out what is known of the others.
+//! The last refusals, for clients that ask why a call fails. One caller cannot push out what is known of the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, SystemTime};
@@ -16,8 +16,8 @@ pub const MAX_REFUSALS_OF_ONE: usize = 128;
 /// So long a failure says something about the next call.
 const FAILURE_LASTS: Duration = Duration::from_secs(600);
 
-/// A call as it is asked about. Words of rules stand for a caller and a callee: `web`, `red/db`, `user:1000`, `host`, `service:registry`; `None` for whoever.
-/// `host` as a caller is every program of the host, and whoever came in by a published port.
+/// A call as it is asked about. Words of rules stand for a caller and a callee: `web`, `red/db`, `user:1000`, `host`, `service:registry`; `None` for any.
+/// `host` as a caller is every program of the host, and every peer at a published port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call<'a> {
     /// Who calls.
@@ -70,7 +70,7 @@ impl Remembered {
     }
 }
 
-/// Whether these words stand for somebody on the host. No VM's name has a colon.
+/// Whether these words stand for a caller on the host. No VM's name has a colon.
 fn is_of_host(caller: &str) -> bool {
     caller.starts_with("user:") || caller.starts_with("published:")
 }
@@ -212,7 +212,7 @@ impl Refusals {
         found
     }
 
-    /// Forgets the oldest of whoever has most: among callers of the host, who may be many users, if they have more than VMs have, and else among VMs.
+    /// Forgets the oldest of the caller with most: among the host's, which may be many users, if they have more than VMs have, and else among VMs.
     fn forget_one(&mut self) {
         let callers = self.by_caller.iter();
         let of_host = callers.filter(|(caller, _)| is_of_host(caller));

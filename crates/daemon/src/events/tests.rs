@@ -230,7 +230,7 @@ async fn a_stalled_reader_is_dropped_with_a_count_and_others_are_not() {
     let (keen, _) = events.read(asked.clone(), Whose::Owner).unwrap();
     let (mut stalled, mut keen) = (stalled.stream(None), keen.stream(None));
     let mut seen = Vec::new();
-    // As many as are kept: nobody is late yet.
+    // As many as are kept: none is late yet.
     for _ in 0..MAX_EVENTS / 64 {
         tell(&events, 64);
         while seen.len() % 64 != 0 || seen.len() < events.counts().0 as usize {

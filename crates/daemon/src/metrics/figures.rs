@@ -21,7 +21,7 @@ pub(super) const MAX_VMS: usize = 1000;
 /// The most rules with figures of their own.
 pub(super) const MAX_RULES: usize = 256;
 
-/// The rule of what holds without one, and the one of all beyond [`MAX_RULES`]. Words in parentheses are nobody's name.
+/// The rule of what holds without one, and the one of all beyond [`MAX_RULES`]. No name has parentheses.
 const NO_RULE: &str = "(none)";
 const OTHER_RULES: &str = "(other)";
 

@@ -19,7 +19,7 @@ pub(super) fn figures(page: &mut Page, details: &NetworkDetails) {
         details.network.attached as f64,
     );
     for port in &details.ports {
-        // The words in parentheses are nobody's name.
+        // No name has parentheses.
         let kind = port.kind.to_string();
         let owner = port.vm.as_deref().unwrap_or(&kind);
         figures_of_port(page, &name, owner, port);

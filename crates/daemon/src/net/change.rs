@@ -14,7 +14,7 @@ use runtime::directory::{RuntimeError, check_directory, remove_stale_socket};
 /// What has to be done so that networks are as another plan has them.
 ///
 /// It is carried out in one order ([`NetWorker::prepare`](super::NetWorker::prepare)): what is added comes first, as it can fail and is undone then; then what changes; then what is
-/// no longer named goes. Removals come last, so that what they occupy is occupied until then: a plan never gives it to somebody else at the same time.
+/// no longer named goes. Removals come last, so that what they occupy is occupied until then: a plan never gives it to another at the same time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetChange {
     /// Networks that come.

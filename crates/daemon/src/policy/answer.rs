@@ -73,18 +73,18 @@ pub enum AskError {
     },
 }
 
-/// Somebody who could call.
+/// A possible caller.
 pub(super) enum From<'a> {
     Vm(&'a LineSpec),
     Program {
         uid: u32,
         gids: Vec<u32>,
     },
-    /// A program of which nothing is known, or whoever comes in by a published port.
+    /// A program of which nothing is known, or a peer at a published port.
     Host,
 }
 
-/// Somebody who could be called.
+/// A possible callee.
 pub(super) enum To<'a> {
     Vm(&'a LineSpec),
     Service(&'a Service),
@@ -97,7 +97,7 @@ impl Rulebook {
     /// Says what becomes of a call. A service may be asked about without a port: it is called at its own.
     ///
     /// # Errors
-    /// [`AskError`] when there is nobody who is meant by the words, or the port is missing.
+    /// [`AskError`] when the words name no caller or no callee, or the port is missing.
     pub fn ask_at(
         &self,
         from: &str,
@@ -117,7 +117,7 @@ impl Rulebook {
     /// Says what becomes of a call. The words are those of rules, for one caller and one callee.
     ///
     /// # Errors
-    /// [`AskError`] when there is nobody who is meant by them.
+    /// [`AskError`] when they name no caller or no callee.
     pub fn ask(&self, from: &str, to: &str, port: u32) -> Result<PolicyAnswer, AskError> {
         let caller = self.caller(from)?;
         let callee = match self.service_called(from, to, port) {
@@ -405,7 +405,7 @@ impl Rulebook {
                 Ok(From::Program { uid, gids })
             }
             Some(("users", group)) => Ok(From::Program {
-                // Nobody: only the group is asked about.
+                // None: only the group is asked about.
                 uid: u32::MAX,
                 gids: vec![parse_user_group(group)?],
             }),

@@ -258,7 +258,7 @@ impl Rulebook {
         findings
     }
 
-    /// Services that no rule lets anybody call, and published ports of VMs that do not exist.
+    /// Services that no rule lets a caller use, and published ports of VMs that do not exist.
     fn offers_to_nobody(&self, suggestions: &Suggestions) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut egress = None;
@@ -373,7 +373,7 @@ impl Rulebook {
     }
 }
 
-/// Whether a rule lets somebody call this callee.
+/// Whether a rule opens this callee to a caller.
 fn opens(rule: &Rule, callee: &Callee<'_>) -> bool {
     let redirected = match (&rule.verdict, callee) {
         (

@@ -1,4 +1,4 @@
-//! What may have been meant by a name that nobody has.
+//! What may have been meant by an unknown name.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

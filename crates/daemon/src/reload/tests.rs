@@ -503,7 +503,7 @@ fn networks_and_ports_come_go_and_change() {
     assert!(daemon.net().network("lan").is_none() && daemon.net().network("dmz").is_none());
     assert!(!daemon.worker().networks_stood_still());
     assert_eq!(vmm_sockets(&daemon), ["web.vhost"]);
-    // Everybody is where they were.
+    // All have their old ports.
     write(&daemon, NETWORKS);
     assert_eq!(reload(&daemon).0, 200);
     assert_eq!(daemon.net().ports("lan"), before);
@@ -519,7 +519,7 @@ fn a_network_that_cannot_be_had_leaves_everything_as_it_was() {
     let daemon = FakeDaemon::with_file(NETWORKS);
     let state = || (daemon.net().ports("lan"), vmm_sockets(&daemon));
     let before = (state(), remembered(&daemon));
-    // Somebody else listens where the last of the new ports would.
+    // Another listens where the last of the new ports would.
     let taken = daemon.runtime_dir().join("new.net-dmz.vhost");
     let _listener = std::os::unix::net::UnixListener::bind(&taken).unwrap();
     let more =

@@ -37,7 +37,7 @@ pub(super) fn ruleset(places: &mut Places) -> Result<RulesetCreated, RulesetErro
         | AccessFs::RemoveFile
         | AccessFs::RemoveDir
         | AccessFs::Refer;
-    // What is not there needs no permission. Whoever needs it fails where it is used, with its name.
+    // What is not there needs no permission. A need of it fails where it is used, with its name.
     let open = |path: &PathBuf| PathFd::new(path).ok();
     let ruleset = allow(ruleset, places.read.iter().filter_map(open), read)?;
     let ruleset = allow(ruleset, places.devices.iter().filter_map(open), device)?;

@@ -85,7 +85,7 @@ fn a_program_that_is_dialled_gets_every_byte_though_it_comes_late_and_again() {
     assert_eq!(count(&vm, "lost_bytes_from_guest"), 0);
 }
 
-/// Whoever may write in a VMM's directory, or a program's, may set a link there to a socket that it may not open itself.
+/// A writer in a VMM's directory, or a program's, may set a link there to a socket that it may not open itself.
 #[test]
 fn no_link_of_another_user_leads_a_port_or_a_channel_to_another_socket() {
     let directory = tempfile::tempdir().unwrap();
@@ -247,7 +247,7 @@ fn what_a_vmm_that_has_gone_will_not_get_is_counted() {
     let vmm = vmm(&house);
     let mut program = accept(&listener);
     program.set_nonblocking(true).unwrap();
-    // Until nobody takes it any more: both sockets are full.
+    // Until it is no longer taken: both sockets are full.
     let mut sent = 0;
     let chunk = [0; 4096];
     let end = Instant::now() + Duration::from_millis(300);

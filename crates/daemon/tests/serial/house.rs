@@ -269,7 +269,7 @@ impl Port for GuestPort {
     }
 
     fn accept(&mut self, port: u32) -> Result<Stream, Refusal> {
-        // One port where nobody listens.
+        // One port without a listener.
         if port == 404 {
             return Err(Refusal::new(RefusalKind::NobodyListens, "nobody listens"));
         }

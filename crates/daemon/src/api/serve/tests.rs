@@ -113,7 +113,7 @@ fn so_many_connections_are_served_and_the_next_hears_why_not() {
         assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
         let why = "root and the daemon's user have 2 connections to the control socket";
         assert!(refused.contains(why), "{refused}");
-        // The clock moves on when everybody waits: then all that could arrive has arrived.
+        // The clock moves on when all tasks wait: then all that could arrive has arrived.
         sleep(Duration::from_secs(1)).await;
         leave.notify_waiters();
         for connection in served {
@@ -352,7 +352,7 @@ fn those_who_are_turned_away_hold_no_place_and_are_closed() {
     });
 }
 
-/// An answer without end, that tells when nobody is there for it any more.
+/// An answer without end, that reports when it has no reader any more.
 struct Endless(Arc<Notify>);
 
 impl hyper::body::Body for Endless {

@@ -138,7 +138,7 @@ fn what_is_described_is_there_and_nothing_else() {
             .replace("{id}", "0-0");
         for method in METHODS {
             let is_described = methods.get(method).is_some();
-            // Whoever is asked for GET is asked for HEAD too (RFC 9110, section 9.3.2); a capture does not end.
+            // A path asked for GET is asked for HEAD too (RFC 9110, section 9.3.2); a capture does not end.
             if method == "head" || (is_described && path.ends_with("/capture")) {
                 continue;
             }

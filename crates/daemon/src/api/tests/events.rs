@@ -195,7 +195,7 @@ fn why_tells_the_rule_the_state_and_what_was_refused() {
     assert_eq!(denied.get("fails"), None);
     assert_eq!(denied["policy"]["passed_over"][0]["differs_in"], "port");
 
-    // Nobody listens for the guest, until somebody does.
+    // No program listens for the guest, until one does.
     let silent = why("from=web&to=host&port=7000");
     assert_eq!(silent["allowed"], true);
     assert!(

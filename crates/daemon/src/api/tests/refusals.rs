@@ -33,7 +33,7 @@ fn invalid(daemon: &FakeDaemon, method: &str, target: &str, body: &str) -> (Valu
     assert_eq!(status, 400, "{method} {target} {body}: {answer}");
     let problem = json_of(&answer);
     let detail = problem["detail"].as_str().unwrap().to_owned();
-    // What a parser says of types of Rust helps nobody who asks.
+    // What a parser says of types of Rust helps no client.
     for word in [
         "invalid digit",
         "invalid type",

@@ -57,7 +57,7 @@ async fn all_users_together_leave_those_who_own_the_daemon_their_places() {
         refusal(&events, Whose::Owner),
         NoPlace::OfClass(Whose::Owner, READERS)
     );
-    // What is kept is shown to anybody, without a place.
+    // What is kept is shown to all, without a place.
     tell(&events, 3);
     for whose in [Whose::Owner, Whose::Reader(0), late] {
         let (reader, _) = events.read(Asked::default(), whose).unwrap();
@@ -89,7 +89,7 @@ async fn those_who_were_dropped_count_until_they_have_heard_of_it() {
     let _reading = follow(&events, whose, READERS.of_user);
     assert_eq!(refusal(&events, whose), NoPlace::OfUser(1, READERS));
     tell(&events, MAX_EVENTS + 1);
-    // Nobody reads, but there are twice as many as may.
+    // None reads, but there are twice as many as may.
     assert!(matches!(refusal(&events, whose), NoPlace::OfUser(1, _)));
     dropped.pop();
     follow(&events, whose, 1);

@@ -160,7 +160,7 @@ fn a_reader_of_the_format_finds_every_figure() {
     assert_eq!(value("ringdown_vm_queued_bytes", &[web]), 70.0);
     assert_eq!(value("ringdown_vm_kicks_saved_total", &[web]), 2.0);
     assert_eq!(value("ringdown_vm_interrupts_total", &[web]), 3.0);
-    // Two rules of one name are one to whoever reads the page.
+    // Two rules of one name are one to a reader of the page.
     let rule = ("rule", "web-to-db");
     assert_eq!(value("ringdown_rule_circuits_opened_total", &[rule]), 6.0);
     assert_eq!(
