@@ -329,7 +329,7 @@ fn over_vsock_the_host_says_whether_callers_prove_themselves() {
     call(&callers).greet();
     host.stream.shutdown(std::net::Shutdown::Both).unwrap();
 
-    // A VMM with a vsock device of its own shows everybody as the host.
+    // A VMM with a vsock device of its own shows all as the host.
     let callers = Arc::new(Callers::over_vsock());
     let mut host = answered(&callers, &[CALLERS_PROVE]);
     let secret = host.expect_secret();

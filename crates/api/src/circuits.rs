@@ -120,7 +120,7 @@ pub enum CircuitEnd {
         /// Its process.
         pid: i32,
     },
-    /// Somebody who has come in by a published port.
+    /// A peer that called a published port.
     Published {
         /// The port's name.
         name: String,

@@ -166,7 +166,7 @@ pub enum FindingKind {
     UnknownService,
     /// A group has no members.
     EmptyGroup,
-    /// No rule lets anybody use it.
+    /// No rule opens it to callers.
     Unused,
     /// It is to lead to a port of a VM that only programs of its host reach.
     OwnPort,

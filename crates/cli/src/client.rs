@@ -496,7 +496,7 @@ impl Client {
         Err(ClientError::Problem(Box::new(problem)))
     }
 
-    /// What it means that nobody could be connected to.
+    /// What a failure to connect means.
     pub(crate) fn unreachable(&self, error: io::Error) -> ClientError {
         match error.kind() {
             io::ErrorKind::NotFound

@@ -198,7 +198,7 @@ impl Upgrade {
         })
     }
 
-    /// Waits until the old daemon has ended. It is killed if it does not: it has let go of what goes on, and nobody would serve.
+    /// Waits until the old daemon has ended. It is killed if it does not: it has let go of what goes on, and none would serve.
     fn await_end(&self) -> Result<(), Failure> {
         let what = || Some("the daemon to end: programs of services are given some seconds".into());
         if say_if_slow(END_PATIENCE, what, || self.running.wait(END_PATIENCE)) {

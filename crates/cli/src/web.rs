@@ -1,16 +1,16 @@
 //! `ringdown web`: a proxy on loopback to the daemon's page, and to what the page asks.
 //!
-//! Whoever can connect to this host's loopback can knock: other users, and web pages in a browser that runs here. So
-//! - only who has the token is told anything. It travels in the fragment of the address that is printed, which browsers send to nobody, and comes
+//! Every process with this host's loopback can connect: other users, and web pages in a browser that runs here. So
+//! - only clients with the token get data. It travels in the fragment of the address that is printed, which browsers do not send, and comes
 //!   back in an `Authorization` header. It is no cookie: those know no ports, and every server of this host would get it too.
-//!   The page itself, which holds no secret, is for everybody;
+//!   The page itself, which holds no secret, is for all;
 //! - the page has a host name of its own at each start, below `localhost`, which browsers look for on their own machine only (RFC 6761, section 6.3).
 //!   Who had the port before, while this did not run, may have left an answer in the browser's cache, or a service worker: those are of another
 //!   origin, and never see the fragment. It is served at both loopback addresses, as browsers try both for such a name;
 //! - a request must be addressed to that name, or for what is not the page to loopback (RFC 9110, section 7.2), so that no other name that was made
 //!   to lead here makes a web page of this one's origin;
 //! - nothing but GET and HEAD goes through, so that nothing can be changed, and no capture, so that no payload is seen;
-//! - connections that have not shown the token get one answer, little time and places of their own: they keep out nobody who has it.
+//! - connections that have not shown the token get one answer, little time and places of their own: they keep out no client with it.
 //!
 //! An answer is passed on as it comes, piece by piece: streams of events too.
 
@@ -290,7 +290,7 @@ impl Visit {
     }
 }
 
-/// The page and its parts: the same for everybody.
+/// The page and its parts: the same for all.
 fn is_page(path: &str) -> bool {
     path == "/" || path.starts_with("/page/")
 }
@@ -310,7 +310,7 @@ fn names(headers: &HeaderMap, target: &Uri, is_own: impl Fn(&str) -> bool) -> bo
     host.to_str().is_ok_and(is_own) && target.is_none_or(is_own)
 }
 
-/// Whether a host's name is this machine's for everybody.
+/// Whether a host's name is this machine's on every host.
 fn is_loopback(name: &str) -> bool {
     let bare = name
         .strip_prefix('[')

@@ -201,7 +201,7 @@ fn a_directory_that_cannot_be_used_ends_with_1_and_the_remedy() {
     let mut command = ringdown(&["serve", "--runtime-dir"]);
     let copy;
     if rustix::process::geteuid().is_root() {
-        // Permissions do not bind root: the program runs as nobody, from a place where nobody may run it.
+        // Permissions do not bind root: the program runs as `nobody`, from a place where it may run.
         copy = tempfile::tempdir().unwrap();
         std::fs::set_permissions(copy.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let program = copy.path().join("ringdown");

@@ -1,4 +1,4 @@
-//! Cut is not end, for what people run: the program, or the guest that it is connected to, is gone in the middle, and neither the receiver nor whoever
+//! Cut is not end, for what people run: the program, or the guest that it is connected to, is gone in the middle, and neither the receiver nor what
 //! waits for the program takes half for all.
 
 #![allow(clippy::unwrap_used)]

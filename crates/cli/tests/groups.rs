@@ -1,5 +1,5 @@
-//! Members of a group may operate the daemon: which sockets they may connect to, and what those are told who may not. It takes root to be
-//! somebody else; otherwise the tests say so and look at what is left.
+//! Members of a group may operate the daemon: which sockets they may connect to, and what others are answered. It takes root to be
+//! another user; otherwise the tests say so and check what is left.
 
 // Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
 #![allow(clippy::unwrap_used)]
@@ -47,7 +47,7 @@ fn group() -> u32 {
     }
 }
 
-/// The program, from a place that everybody can reach.
+/// The program, from a place that all users can reach.
 struct Program {
     directory: TempDir,
 }
@@ -65,7 +65,7 @@ impl Program {
         Program { directory }
     }
 
-    /// Runs it as somebody of this group.
+    /// Runs it as a member of this group.
     fn run_as(&self, group: u32, runtime_dir: &Path, arguments: &[&str]) -> Outcome {
         let mut command = Command::new(self.directory.path().join("ringdown"));
         command
@@ -77,7 +77,7 @@ impl Program {
     }
 }
 
-/// A directory that everybody can pass through.
+/// A directory that all can pass through.
 fn passable() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     set_permissions(directory.path(), Permissions::from_mode(0o711)).unwrap();

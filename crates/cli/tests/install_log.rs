@@ -1,4 +1,4 @@
-//! The log of an installation, from the VMM's socket to the terminal of whoever watches.
+//! The log of an installation, from the VMM's socket to the reader's terminal.
 
 // Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.
 #![allow(clippy::unwrap_used)]
@@ -65,7 +65,7 @@ fn an_installation_is_shown_as_it_happens() {
     assert_eq!(channel["counters"]["lost_bytes_from_guest"], 0, "{list:#}");
     assert_eq!(channel["attached"], true);
 
-    // Whoever has read enough ends the command.
+    // A reader with enough ends the command.
     drop(followed);
     let deadline = Instant::now() + Duration::from_secs(20);
     while follow.0.try_wait().unwrap().is_none() {

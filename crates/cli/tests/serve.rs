@@ -342,7 +342,7 @@ fn a_vmm_at_the_control_socket_is_told_of() {
     assert!(log.contains(said), "{log}");
 }
 
-/// Where everybody may make `web.sock_80`, everybody may answer the guest's calls.
+/// Where all users may make `web.sock_80`, all may answer the guest's calls.
 #[test]
 fn a_runtime_directory_that_every_user_may_write_is_told_of() {
     let directory = tempfile::tempdir().unwrap();
@@ -474,7 +474,7 @@ fn a_log_that_is_not_read_stops_nothing_and_says_later_what_it_lacks() {
     assert_eq!(daemon.process.wait().unwrap().code(), Some(0));
 }
 
-/// The daemon's journal is everybody's: a caller gets no more lines there by the audit than by anything else.
+/// The daemon's journal is shared: a caller gets no more lines there by the audit than by anything else.
 #[test]
 fn an_audit_without_a_file_takes_no_more_of_the_log_than_lines_do() {
     let directory = tempfile::tempdir().unwrap();

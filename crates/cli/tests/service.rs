@@ -325,7 +325,7 @@ fn a_service_manager_makes_the_socket_and_hears_that_the_daemon_lives() {
     let told = UnixDatagram::bind(run.join("notify")).unwrap();
     told.set_read_timeout(Some(PATIENCE)).unwrap();
     let listener = UnixListener::bind(run.join("control.sock")).unwrap();
-    // Whoever asks before the daemon is there waits for it.
+    // A client that asks before the daemon is there waits.
     let mut early = UnixStream::connect(run.join("control.sock")).unwrap();
     early
         .write_all(b"GET /v1/vms HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

@@ -3,7 +3,7 @@
 //! - [`proxy`] puts calls to services through and accepts connections for published ports; [`offers`] is what the control plane asks of it.
 //! - [`channels`] and [`serial_line`] meet VMMs at virtio-serial ports ([`chardev`]).
 //! - [`starter`] is the process that starts programs for a daemon that is confined.
-//! - [`gates`] is where paths in directories that may be others' are looked up, so that nobody else waits for that.
+//! - [`gates`] is where paths in directories that may be others' are looked up, so that no other call waits for it.
 //! - [`arrivals`] and [`hello`] are how agents' connections come in.
 //! - [`audit`] is what is written down of a call, and [`forwarded`] the frames of a connection that an agent carries.
 

@@ -167,7 +167,7 @@ impl Proxy {
         move |vm, port| drop(shared.announced.take(vm, port))
     }
 
-    /// Tells the data plane, once. Until then published ports hang up, and the directory knows nobody.
+    /// Sets the data plane, once. Until then published ports hang up, and the directory is empty.
     pub fn set_exchange(&self, exchange: Arc<dyn Exchange>) {
         // A second one is the first one's own mistake, and changes nothing.
         let _ = self.shared.exchange.set(exchange);

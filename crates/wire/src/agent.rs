@@ -98,7 +98,7 @@ pub const METHODS: [(&str, &str); 12] = [
     ("circuits", CAPABILITY_CIRCUITS),
 ];
 
-/// That an agent has not announced a capability, in words for whoever needs it.
+/// That an agent has not announced a capability, in words for its caller.
 pub fn not_offered(software: &str, capability: &str) -> String {
     let mut methods = METHODS.iter();
     let method = methods.find(|(_, name)| *name == capability);

@@ -17,7 +17,7 @@ const LOOK_INTERVAL: Timespec = Timespec {
     tv_nsec: 50_000_000,
 };
 
-/// How much longer than planned a sender goes on if nobody tells it to stop, in milliseconds.
+/// How much longer than planned a sender goes on if it is not stopped, in milliseconds.
 const MARGIN_MS: u32 = 30_000;
 
 /// A stream whose two ends are connected and wait for their start.

@@ -68,7 +68,7 @@ async fn listen(port: u16) -> Result<(Vec<TcpListener>, u16), Failure> {
     let address = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
     match TcpListener::bind(address).await {
         Ok(listener) => listeners.push(listener),
-        // No IPv6 here, for nobody.
+        // No IPv6 here at all.
         Err(error)
             if matches!(
                 Errno::from_io_error(&error),

@@ -296,7 +296,7 @@ impl Running {
             // A panic there was reported on standard error already.
             let _ = writer.join();
         }
-        // A status that has come is told, whoever would leave by now.
+        // A status that has come is returned, even after `left`.
         let left = sys::lock(&self.shared.left).take();
         let status = result.map_err(|error| left.unwrap_or(error.into()))?;
         match sys::lock(&self.shared.problem).take() {

@@ -29,7 +29,7 @@ pub(super) trait Receiver: Send + 'static {
     fn before_death(&self);
 }
 
-/// Let a thread receive this process's signals until the handle is closed. Those that whoever started this process chose
+/// Let a thread receive this process's signals until the handle is closed. Those that this process's parent chose
 /// to ignore (as nohup does) stay ignored.
 ///
 /// # Errors

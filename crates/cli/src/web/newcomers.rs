@@ -1,7 +1,7 @@
 //! Connections that have not shown the token yet.
 //!
-//! Anybody on this host can make one, and as many as they like. So they have places of their own, which nobody keeps for long: each has a
-//! deadline, and when all places are taken the newcomer who has been here longest goes. Who has the token shows it at once and is let out of here.
+//! Every user of this host can make any number. So they have places of their own, which none keeps for long: each has a
+//! deadline, and when all places are taken the newcomer that came first goes. A client with the token shows it at once and is let out of here.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

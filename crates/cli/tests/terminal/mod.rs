@@ -70,7 +70,7 @@ impl Terminal {
 
     /// Starts a program on it, in a session of its own, and returns its number.
     pub fn start(&mut self, command: Command) -> u32 {
-        // Without a session of its own it would take the terminal of whoever runs the tests for its own.
+        // Without a session of its own it would take the terminal of the tests for its own.
         let mut session = Command::new("setsid");
         session.arg("--ctty").arg(command.get_program());
         session.args(command.get_args());

@@ -249,7 +249,7 @@ fn a_spoilt_vm_costs_others_neither_windows_nor_ports() {
     assert!(reason.contains("port"), "{reason}");
     let prospect = host.run(&["upgrade", "--check"]).out;
     assert!(prospect.contains("poor: it is not served: "), "{prospect}");
-    // Nobody has taken its link down.
+    // Its link is not taken down.
     let found = host.run(&["check"]).out;
     assert!(!found.contains("was taken down"), "{found}");
     assert_eq!(files(), before);
@@ -308,7 +308,7 @@ fn a_change_that_is_asked_for_is_refused_as_a_whole() {
     host.assert_good_is_served();
 }
 
-/// As whoever may read it can have it.
+/// As any reader of it can have it.
 #[test]
 fn sockets_are_made_beyond_a_mount() {
     let beyond = tempfile::tempdir_in("/dev/shm").unwrap();

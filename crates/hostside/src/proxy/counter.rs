@@ -214,7 +214,7 @@ mod tests {
         let privileged = take(true);
         assert!(privileged.is_ok());
         assert_eq!(take(true).err(), Some(NoRoom::Share));
-        // Where there is one place, it is anybody's.
+        // Where there is one place, any may take it.
         assert!(capacity.take("db", 100, 1, false).is_ok());
     }
 

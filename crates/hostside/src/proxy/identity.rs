@@ -1,4 +1,4 @@
-//! Who calls, told to whoever is called: as a header of the PROXY protocol, version 2, or in a program's environment.
+//! The caller, reported to the callee: as a header of the PROXY protocol, version 2, or in a program's environment.
 //!
 //! The header has addresses of the family AF_INET6, because nginx and HAProxy look at nothing behind addresses of other families,
 //! and a VM has no IPv6 address of its own. So it is given one of the discard prefix 100::/64 (RFC 6666), which no packet can

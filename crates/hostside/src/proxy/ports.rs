@@ -2,7 +2,7 @@
 //!
 //! The system has some 28,000 ports for the connections to one address and port. A connection takes one until it is over, and for a
 //! minute more if the daemon has ended it before its server did (TIME_WAIT, RFC 9293, section 3.3.2). A guest that calls and ends its
-//! calls without pause would have them all, and nobody else on the host could connect to that address.
+//! calls without pause would have them all, and no other process of the host could connect there.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ pub struct LocalPorts {
 }
 
 impl Default for LocalPorts {
-    /// Those of Linux, where nobody has changed them.
+    /// Those of Linux, where they are unchanged.
     fn default() -> LocalPorts {
         LocalPorts {
             count: 60_999 - 32_768 + 1,
@@ -169,7 +169,7 @@ impl Count {
 }
 
 impl PortRoom {
-    /// To be set by whoever ends the connection before its server does.
+    /// To be set by what ends the connection before its server does.
     pub(crate) fn ended_first(&self) -> EndedFirst {
         self.ended_first.clone()
     }
@@ -235,7 +235,7 @@ mod tests {
         held.pop();
         held.push(ports.take("a", destination(1)).expect("a port"));
         assert!(ports.take("a", destination(1)).is_none());
-        // One port is anybody's.
+        // Any may take one port.
         let one = Ports::new(LocalPorts {
             count: 1,
             reuses_loopback: true,

@@ -290,7 +290,7 @@ impl Program {
                         () = &mut end => {}
                         () = log.follow(&errors) => end.await,
                     }
-                    // What it said last is in the pipe still. Whoever else has the pipe is not waited for.
+                    // What it said last is in the pipe still. Other writers of the pipe are not awaited.
                     log.drain(&errors);
                 }
                 None => end.await,
@@ -348,7 +348,7 @@ pub(crate) async fn is_readable(watched: &AsyncFd<OwnedFd>) {
 }
 
 async fn is_told(stop: &mut watch::Receiver<bool>) {
-    // Nobody who could say so is left, which says the same.
+    // An error: all senders are gone, which says the same.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 

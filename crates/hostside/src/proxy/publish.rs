@@ -1,4 +1,4 @@
-//! Published ports: whoever connects to an address of the host is connected to a port of a guest.
+//! Published ports: a client of an address of the host is connected to a port of a guest.
 //!
 //! A connection is accepted here and then handed to the data plane, which calls the guest and carries the bytes itself. Where
 //! the guest is to be told first who calls, a header has to go before them, and the bytes are carried here. Datagrams are always
@@ -111,7 +111,7 @@ impl Drop for Open {
     }
 }
 
-/// Ports that can be published: those that are not yet open listen, and nobody is accepted. Dropping it closes them.
+/// Ports that can be published: those that are not yet open listen, and do not accept. Dropping it closes them.
 pub struct PreparedPublishes(Vec<(Publish, Option<Bound>)>, Expected);
 
 /// A listener, a second descriptor of it, and the file of its socket if it has one.
@@ -175,7 +175,7 @@ impl Published {
         }
     }
 
-    /// Listens wherever nobody listens yet.
+    /// Makes the missing listeners.
     pub(crate) fn prepare(
         &self,
         publishes: Vec<Publish>,
@@ -221,7 +221,7 @@ impl Published {
                     }
                     let is_changed = kept.publish.borrow().publish != publish;
                     if is_changed {
-                        // They may have come by a mode that lets them in no longer, and called somebody else.
+                        // They may have come by a mode that lets them in no longer, and called another.
                         let turns_away_first = kept.listener.turn_away_waiting().is_err();
                         let next = Standing::new(publish, turns_away_first);
                         let before = kept.publish.send_replace(next);

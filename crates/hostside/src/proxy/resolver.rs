@@ -36,7 +36,7 @@ pub type Lookup<'a> = Pin<Box<dyn Future<Output = Result<Vec<IpAddr>, LookupErro
 /// What knows the addresses of names.
 pub trait Resolver: Send + Sync + 'static {
     /// The addresses of a name, which is a DNS name in lower case, in the order in which they are to be tried. With a dot at the end it is
-    /// the whole name, and no search list makes another of it (RFC 1034 section 3.1). `turn` stands for the work, and is to be dropped when that is done, even if nobody waits for it any more.
+    /// the whole name, and no search list makes another of it (RFC 1034 section 3.1). `turn` stands for the work, and is to be dropped when that is done, even if no caller waits any more.
     fn lookup<'a>(&'a self, name: &'a str, turn: Option<Hold>) -> Lookup<'a>;
 }
 
@@ -60,7 +60,7 @@ impl Resolver for SystemResolver {
         let addresses = self.addresses;
         Box::pin(async move {
             let blocking = tokio::task::spawn_blocking(move || {
-                // The thread works on when nobody waits any more, and so it is the thread that holds it.
+                // The thread works on when no caller waits, and so it is the thread that holds it.
                 let _held = turn;
                 addresses(&name)
             });

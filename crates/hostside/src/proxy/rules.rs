@@ -232,7 +232,7 @@ mod tests {
         }
     }
 
-    /// A rule about nobody, so that those behind it stand elsewhere.
+    /// A rule of no caller, so that those behind it stand elsewhere.
     fn about_nobody() -> Rule {
         Rule {
             from: vec![CallerPattern::Vms(VmPattern::One {

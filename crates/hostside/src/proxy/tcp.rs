@@ -153,7 +153,7 @@ pub(crate) fn ends(
         .map_err(|_| Reason::HostFailed)
 }
 
-/// Whether a socket has reached itself: nobody listens, and the system has given it the very port that it calls (RFC 9293, section 3.5). It would
+/// Whether a socket has reached itself: no listener, and the system has given it the very port that it calls (RFC 9293, section 3.5). It would
 /// answer instead of the server, and keep the server from its port.
 pub(crate) fn is_itself(from: SocketAddr, to: SocketAddr) -> bool {
     (from.ip(), from.port()) == (to.ip(), to.port())
@@ -222,7 +222,7 @@ mod tests {
             .expect("a runtime")
     }
 
-    /// An address where nobody listens: its listener is closed, and nobody else has been given the port since.
+    /// An address without a listener: it is closed, and the port has not been given away since.
     fn closed() -> (SocketAddr, impl Sized) {
         // Bound and not listening: the port stays ours, and a connection to it is refused.
         let socket = rustix::net::socket(

@@ -46,7 +46,7 @@ impl Server {
     }
 }
 
-/// A socket that speaks to one server. Nothing is sent: whether somebody listens there shows later.
+/// A socket that speaks to one server. Nothing is sent: whether a server listens shows later.
 ///
 /// # Errors
 /// That there is no route, or no socket, or that the server is a published port.

@@ -158,7 +158,7 @@ impl Place {
         is_ours(&self.stat) && self.stat.st_mode & (Mode::WGRP | Mode::WOTH).bits() == 0
     }
 
-    /// Whether nobody but root and this process's user can change where it is, nor change or read what is in it, and so hold its lock.
+    /// Whether only root and this process's user can change where it is, change or read what is in it, and so hold its lock.
     pub(super) fn is_private(&self) -> bool {
         let by_others = Mode::RGRP | Mode::WGRP | Mode::ROTH | Mode::WOTH;
         self.is_firm && is_ours(&self.stat) && self.stat.st_mode & by_others.bits() == 0

@@ -57,7 +57,7 @@ fn the_oldest_newcomer_goes_when_one_more_comes_than_there_are_places() {
         let (_fourth, _stay) = newcomers.enter();
         assert!(third.is_waiting());
         assert!(let_in.until_let_in(limit).await);
-        // Nobody else is let in by the passing of time.
+        // No other is let in by the passing of time.
         let begin = Instant::now();
         assert!(!third.until_let_in(limit).await);
         assert!(begin.elapsed() >= limit);

@@ -1,6 +1,6 @@
 //! Where a guest may go.
 //!
-//! A name is decided about twice. First by itself, before anybody is asked for its addresses: what no rule lets the guest
+//! A name is decided about twice. First by itself, before it is resolved: what no rule lets the guest
 //! call is not looked up, so that a guest cannot send words out through DNS. Then each address that came back is decided about,
 //! together with the name and by itself:
 //!
@@ -41,11 +41,11 @@ pub enum Said {
     Allowed(RuleId),
     /// This rule forbids it.
     Denied(RuleId),
-    /// This rule would send the call to somebody else, which makes no sense for whoever has a host in mind.
+    /// This rule would send the call elsewhere, which makes no sense for a guest that calls a host.
     Redirected(RuleId),
     /// No rule is about it.
     NoRule,
-    /// It is an address of the host or its networks, or nobody's, and no rule that names its network allows it.
+    /// It is an address of the host or its networks, or reserved, and no rule that names its network allows it.
     Special,
     /// The kernel does not say whether it is one.
     Unknown(Errno),

@@ -172,7 +172,7 @@ async fn listen_to_http(stream: &mut UnixStream, mut heard: Heard) -> io::Result
             } => (destination, Dialect::Forward { head }, len),
             http_connect::Request::Invalid(error) => {
                 let words = error.to_string();
-                // Whoever does not begin with a letter speaks neither protocol, and would not understand the answer.
+                // A guest that begins with no letter speaks neither protocol, and would not understand the answer.
                 if heard.bytes[0].is_ascii_alphabetic() {
                     let answer = http_connect::refusal(400, "http_request_error", &words);
                     stream.write_all(&answer).await?;

@@ -200,7 +200,7 @@ fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
         published.set(published.prepare(vec![publish]).unwrap());
     };
     set(0o666, 80);
-    // The runtime accepts nobody yet.
+    // The runtime accepts none yet.
     let mut early = std::os::unix::net::UnixStream::connect(&path).unwrap();
     let patience = Some(Duration::from_secs(60));
     early.set_read_timeout(patience).unwrap();
@@ -211,7 +211,7 @@ fn who_waits_to_be_accepted_comes_in_by_no_later_configuration() {
     assert!(call.is_published.load(Ordering::Acquire));
     assert_eq!(std::io::Read::read(&mut early, &mut [0]).unwrap(), 0);
     drop(late);
-    // What changes nothing turns nobody away.
+    // What changes nothing turns none away.
     let waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
     set(0o600, 81);
     assert!(

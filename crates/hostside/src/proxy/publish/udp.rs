@@ -83,7 +83,7 @@ pub(crate) async fn serve(
             },
             received = socket.recv_from(&mut buffer) => match received {
                 Ok(received) => received,
-                // That an answer did not arrive is told to whoever receives next, and concerns nobody else.
+                // That an answer did not arrive is reported by the next receive, and concerns nothing else.
                 Err(error) => {
                     tracing::debug!(%error, "a published UDP port lost an answer");
                     continue;

@@ -43,7 +43,7 @@ pub fn start(confine: impl FnOnce() -> bool) -> io::Result<()> {
         child => {
             drop(theirs);
             let child = rustix::process::Pid::from_raw(child);
-            // It ends at once: the helper is its child, so that nobody has to wait for the helper.
+            // It ends at once: the helper is its child, so that no process has to reap the helper.
             while let Err(Errno::INTR) = waitpid(child, WaitOptions::empty()) {}
         }
     }

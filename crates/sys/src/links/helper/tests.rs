@@ -274,7 +274,7 @@ fn a_path_longer_than_any_is_refused() {
     );
 }
 
-/// The listener is this process's from `listen` on, whoever bound it: see `is_own` of the device.
+/// A listener belongs to the process of `listen`, not of `bind`: see `is_own` of the device.
 #[test]
 fn who_calls_a_bound_socket_finds_the_process_that_listens() {
     let directory = tempfile::tempdir().unwrap();
