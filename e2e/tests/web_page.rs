@@ -343,7 +343,7 @@ fn what_another_user_has_left_in_the_browser_at_this_port_does_not_get_the_token
     door.end().unwrap();
     let others = Others::serve(listen.clone());
     let mut browser = Browser::start(1280, 800).unwrap();
-    // A bookmark of before, and names that the page had or that everybody knows.
+    // A bookmark of before, and names that the page had or that are well known.
     let port = listen.rsplit(':').next().unwrap();
     for origin in [
         before.clone(),

@@ -1,7 +1,7 @@
-//! Calls of guests that somebody else puts through: to services of the host, and to the directory.
+//! Calls of guests that another puts through: to services of the host, and to the directory.
 //!
 //! The fabric's thread must not wait for a name to be resolved or a connection to be made. It hands the call to a [`Dialer`] and goes
-//! on; whoever has taken it answers later, from any thread, with a connected socket. From then on the fabric sends and receives
+//! on; its taker answers later, from any thread, with a connected socket. From then on the fabric sends and receives
 //! on that socket itself, straight from and to guest memory, so that a service costs no copy more than a plain socket does.
 
 use std::fmt;
@@ -55,7 +55,7 @@ pub type Dialer = Box<dyn Fn(ServiceCall) + Send>;
 /// What a call is answered: a socket, or why there is none.
 pub type Answer = Result<Connected, Reason>;
 
-/// Something that is dropped when a circuit has ended: what stands for a connection in somebody's count.
+/// Something that is dropped when a circuit has ended: what stands for a connection in a count.
 pub type Hold = Box<dyn Send>;
 
 /// The host's end of a circuit.
@@ -64,9 +64,9 @@ pub struct Connected {
     pub socket: OwnedFd,
     /// It is dropped with the socket.
     pub hold: Option<Hold>,
-    /// For whoever shares it: whether an end of the socket is one.
+    /// For its sharers: whether an end of the socket is one.
     pub cut: Option<Cut>,
-    /// For whoever wants to know: whether the socket was ended here first.
+    /// If wanted, set when the socket is ended here first.
     pub ended_first: Option<EndedFirst>,
     /// How many bytes are in a stream socket that are not for the guest. They stay there as long as nothing else comes, so that the other
     /// side can be shown a reset.
@@ -109,7 +109,7 @@ impl Connected {
     }
 }
 
-/// Sets what somebody else looks at, if there is such: that the end which follows is none, or that it comes first.
+/// Sets what the other side reads, if there is such: that the end which follows is none, or that it comes first.
 pub(crate) fn mark(flag: Option<&Arc<AtomicBool>>) {
     if let Some(flag) = flag {
         flag.store(true, Ordering::Release);

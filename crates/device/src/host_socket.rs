@@ -39,7 +39,7 @@ pub(crate) struct HostSocket {
     pub(crate) hold: Option<Hold>,
     /// Whether an end of the socket is one, if that can be known.
     pub(crate) cut: Option<Cut>,
-    /// For whoever wants to know: whether it was ended here first.
+    /// If wanted, set when it is ended here first.
     pub(crate) ended_first: Option<EndedFirst>,
 }
 

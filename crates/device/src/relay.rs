@@ -42,7 +42,7 @@ struct Leg {
     over: bool,
     /// Whether an end of the socket is one, if that can be known.
     cut: Option<Cut>,
-    /// For whoever wants to know: whether it was ended here first.
+    /// If wanted, set when it is ended here first.
     ended_first: Option<EndedFirst>,
     /// Bytes in the socket that are not for the other, and stay there as long as nothing else comes: see [`HostSocket::request_len`].
     unread: usize,

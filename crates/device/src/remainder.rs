@@ -1,6 +1,6 @@
 //! What peers have yet to take of connections that have ended: bytes in the buffers of sockets, which the host's memory holds.
 //!
-//! Of a socket that is closed with such bytes, the kernel keeps them, and nobody counts them. So it stays open until they are taken, and its connection
+//! Of a socket that is closed with such bytes, the kernel keeps them uncounted. So it stays open until they are taken, and its connection
 //! counts as long.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -49,13 +49,13 @@ fn the_host_reaches_a_network_through_a_trunk() {
     in_namespace("trunk");
 }
 
-/// The system throws a packet away whose offload no virtio header can express, and says so to whoever reads.
+/// The system throws a packet away whose offload no virtio header can express, and says so to the reader.
 #[test]
 fn a_packet_that_cannot_be_read_costs_itself_alone() {
     in_namespace("unreadable");
 }
 
-/// What is in use behind the uplink is nobody's to take meanwhile.
+/// What is in use behind the uplink is not given away meanwhile.
 #[test]
 fn an_uplink_whose_device_was_removed_keeps_its_port_and_comes_back() {
     in_namespace("tap-gone");

@@ -24,7 +24,7 @@ impl FakeCapture {
         self.sender.offer(bytes.to_vec()).is_ok()
     }
 
-    /// Whether nobody reads it any more.
+    /// Whether its reader is gone.
     pub fn is_gone(&self) -> bool {
         self.sender.is_gone()
     }

@@ -1,4 +1,4 @@
-//! A worker for tests: its lines have real sockets and nobody behind them, and their state is what the test says.
+//! A worker for tests: its lines have real sockets and no VMs behind them, and their state is what the test says.
 
 mod capture;
 mod circuits;
@@ -49,7 +49,7 @@ struct Gate {
     waiting: usize,
 }
 
-/// The longest that anybody waits there, so that a test which would wait for ever fails.
+/// The longest that one waits there, so that a test which would wait for ever fails.
 const GATE_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]

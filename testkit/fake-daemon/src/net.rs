@@ -1,4 +1,4 @@
-//! A switch for tests: its ports have real sockets and nobody behind them, and no frame moves. What a capture shows, tests make up.
+//! A switch for tests: its ports have real sockets and no VMs behind them, and no frame moves. What a capture shows, tests make up.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixListener;

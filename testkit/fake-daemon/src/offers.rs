@@ -1,4 +1,4 @@
-//! Offers that nobody serves, for tests to look at.
+//! Offers without a server, for tests to read.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

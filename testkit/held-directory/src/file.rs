@@ -27,7 +27,7 @@ impl HeldFile {
         let memory = missing_memory(&faults)?;
         let file = File::options().append(true).open(file)?;
         let writes = thread::spawn(move || {
-            // SAFETY: the memory is mapped for good, and nobody else uses it.
+            // SAFETY: the memory is mapped for good, and no other uses it.
             unsafe { libc::write(file.as_raw_fd(), memory as *const libc::c_void, 1) };
         });
         let _holding = Holding::until_fault(faults, writes)?;

@@ -55,7 +55,7 @@ impl HeldDirectory {
         let directory = File::open(directory)?;
         let listed = directory.try_clone()?;
         let lists = thread::spawn(move || {
-            // SAFETY: the memory is mapped for good, and nobody else uses it.
+            // SAFETY: the memory is mapped for good, and no other uses it.
             unsafe { libc::syscall(libc::SYS_getdents64, listed.as_raw_fd(), memory, MEMORY_LEN) };
         });
         let mut holding = Holding::until_fault(faults, lists)?;

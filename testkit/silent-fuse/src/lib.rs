@@ -132,7 +132,7 @@ impl SilentFuse {
         }
     }
 
-    /// Ends it. Returns whether anybody has asked it anything.
+    /// Ends it. Returns whether it has been asked anything.
     pub fn was_asked(mut self) -> bool {
         self.end();
         self.is_asked.load(Ordering::Relaxed)

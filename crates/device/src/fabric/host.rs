@@ -67,12 +67,12 @@ pub enum PublishedTo {
     Agent,
 }
 
-/// A program of the host that calls a guest, brought by somebody who speaks for it. It is judged as a program that comes by itself.
+/// A program of the host that calls a guest, brought by a broker. It is judged as a program that comes by itself.
 #[derive(Debug)]
 pub struct ProgramCall {
     /// Whose program it is.
     pub program: Peer,
-    /// By what whoever brings it will know the call: see [`Endpoint`](super::Endpoint).
+    /// By what its broker will know the call: see [`Endpoint`](super::Endpoint).
     pub ticket: u64,
     /// Whom it calls, by the full name.
     pub vm: String,
@@ -298,7 +298,7 @@ impl Fabric {
         });
     }
 
-    /// Puts somebody who has come in by a published port through to a port of a guest. `socket` is connected and does not block; it
+    /// Puts a peer of a published port through to a port of a guest. `socket` is connected and does not block; it
     /// becomes the circuit's end. When the call is refused, or the port was published like this only when the connection came, it is
     /// closed, with a reset if it is TCP. `place` is dropped once there is a circuit, or the socket is closed.
     pub fn dial_guest(&mut self, call: PublishedCall, place: Hold) {
@@ -348,7 +348,7 @@ impl Fabric {
         }
     }
 
-    /// Puts a program of the host through to a port of a guest, for somebody who speaks for it.
+    /// Puts a program of the host through to a port of a guest, for its broker.
     pub fn dial_program(&mut self, call: ProgramCall) {
         let answer = call.answer.clone();
         let Some(line) = self.line_named(&call.vm) else {

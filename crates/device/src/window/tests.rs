@@ -137,11 +137,11 @@ fn an_ordinary_window_is_its_owners_and_takes_its_room_at_once() {
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     assert_eq!(metadata.len(), 8 * MIB);
     assert!(metadata.blocks() * 512 >= 8 * MIB);
-    // Whoever truncates it gets it back as it was.
+    // Truncated, it comes back as it was.
     window.file.set_len(0).unwrap();
     window.renew().unwrap();
     assert_eq!(window.file.file().metadata().unwrap().len(), 8 * MIB);
-    // And whoever comes again finds the same file, with the name that it is told.
+    // A second opening finds the same file, with the name that it is given.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
     let again = WindowFile::at(&path, [7; 16], 10 * MIB).unwrap();
     let found = again.file.file().metadata().unwrap();

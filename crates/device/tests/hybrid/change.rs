@@ -133,7 +133,7 @@ fn a_call_is_judged_and_put_through_by_one_configuration() {
             fabric.change(back).map_err(|(vm, _)| vm).unwrap();
         });
     }
-    // Had anybody come for a call that only the rules of before allow, or to a target that only those of after lead to, it would be there by now.
+    // Had a peer come for a call that only the rules of before allow, or to a target that only those of after lead to, it would be there by now.
     assert!(nobody_came(&secret));
     public.set_nonblocking(true).unwrap();
     assert!(nobody_came(&public));

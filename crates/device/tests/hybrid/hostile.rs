@@ -15,7 +15,7 @@ use vsock::{Limits, Reason};
 use crate::house::{House, calls_services, converse, redirect};
 use crate::vmm::{Manner, Vmm};
 
-/// Somebody calls this VM by a published port, and finds a reset for this reason.
+/// A peer calls this VM by a published port, and finds a reset for this reason.
 fn assert_refused(house: &House, reason: Reason) {
     let mut client = house.publish("fc", 80);
     let error = client.read(&mut [0]).unwrap_err();

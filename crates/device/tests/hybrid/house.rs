@@ -221,12 +221,12 @@ impl House {
         self.ask(move |fabric| fabric.set_services(entries));
     }
 
-    /// Somebody comes in by a published port that leads to this VM. Returns the client's end.
+    /// A peer connects to a published port that leads to this VM. Returns the client's end.
     pub fn publish(&self, vm: &str, port: u32) -> TcpStream {
         self.publish_while(vm, PublishedTo::Port(port), &Arc::new(true.into()))
     }
 
-    /// The same, by a port that may have been published only when somebody came in.
+    /// The same, by a port that may have been published only when a peer came in.
     pub fn publish_while(
         &self,
         vm: &str,

@@ -183,7 +183,7 @@ fn a_stream_that_is_cut_is_no_end_on_either_side() {
         far.set_read_timeout(Some(PATIENCE)).unwrap();
         (guest, far)
     };
-    // Whoever carries the stream cuts it.
+    // The carrier of the stream cuts it.
     let cut = Cut::default();
     let (guest, mut far) = call(&cut);
     cut.store(true, Ordering::Release);

@@ -1,4 +1,4 @@
-//! The sockets at which a hybrid line's VMM calls: there when something is on offer, gone when it is not, and nobody else's.
+//! The sockets at which a hybrid line's VMM calls: there when something is on offer, gone when it is not, and no other's.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -62,7 +62,7 @@ fn a_program_that_listens_already_keeps_its_place() {
     far.read_exact(&mut byte).unwrap();
     assert!(house.ask(|fabric| fabric.close_line("fc")));
     assert!(path.exists(), "it is not ours");
-    // A file that is no socket is not ours either, and one that nobody listens at any more is taken over.
+    // A file that is no socket is not ours either, and one without a listener is taken over.
     fs::write(house.port_path("fc", 1006), b"precious").unwrap();
     drop(program);
     house.add("fc", 3);

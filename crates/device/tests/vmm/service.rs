@@ -17,7 +17,7 @@ use crate::guest::{Guest, RX, TX};
 use crate::turns::header;
 use crate::{config, fabric, turn_until};
 
-/// The service `db` at port 5432, which everybody may call.
+/// The service `db` at port 5432, which all may call.
 fn offer(fabric: &mut Fabric) {
     let domain = || DEFAULT_DOMAIN.to_owned();
     fabric.set_services(vec![ServiceEntry {

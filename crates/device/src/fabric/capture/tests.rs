@@ -34,7 +34,7 @@ impl CaptureSink for Tape {
     }
 
     fn is_gone(&self) -> bool {
-        // Nobody but the fabric has it.
+        // Only the fabric has it.
         Arc::strong_count(&self.0) == 1
     }
 }

@@ -39,7 +39,7 @@ fn learning(setup: &mut Setup, number: u8) -> Guest {
     setup.guest_at(number, PortConfig::learning_guest(), Driver::default())
 }
 
-/// A datagram to everybody, from these addresses.
+/// A datagram to all nodes, from these addresses.
 fn datagram(from: u8, source: Ipv6Addr) -> Vec<u8> {
     let builder = PacketBuilder::ethernet2(mac(from).0, [0x33, 0x33, 0, 0, 0, 1]);
     let to = "ff02::1".parse::<Ipv6Addr>().unwrap().octets();

@@ -451,7 +451,7 @@ fn nothing_is_said_of_the_end_of_what_goes_on() {
     let mut scene = Scene::new();
     let (sender, ended) = std::sync::mpsc::channel();
     scene.fabric().set_observer(Box::new(move |observation| {
-        // Nobody listens once the test is over.
+        // None receives once the test is over.
         let is_end = matches!(observation, Observation::CircuitEnded { .. });
         let _ = sender.send(is_end);
     }));

@@ -142,7 +142,7 @@ impl Scene {
             scene.stations.push(Station::new(cid, socket, options));
         }
         if kind == Kind::Calm {
-            // Whoever says something while a daemon ends may be hung up on.
+            // A guest that sends while a daemon ends may be hung up on.
             while !scene.stations.iter().all(Station::is_at_peace) {
                 scene.get_acquainted();
             }
