@@ -64,7 +64,7 @@ impl UnderWay {
         std::mem::replace(self, UnderWay::new()).all_done
     }
 
-    /// Removes socket files: on a thread of their own, unless all are in directories that nobody else can hold up.
+    /// Removes socket files: on a thread of their own, unless all are in directories that no other can hold up.
     pub(crate) fn remove(&self, files: impl IntoIterator<Item = SocketFile>) {
         let files: Vec<SocketFile> = files.into_iter().collect();
         if files.iter().all(SocketFile::is_private) {

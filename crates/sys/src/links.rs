@@ -197,7 +197,7 @@ impl Entry {
         }
     }
 
-    /// Whether root and this process's user alone can read or change what is in its directory, and change where the path leads: nobody else can hold up who looks there.
+    /// Whether root and this process's user alone can read or change what is in its directory, and change where the path leads: no other can hold up a lookup there.
     pub fn is_private(&self) -> bool {
         !self.is_of_shared && self.directory.is_private()
     }
