@@ -16,10 +16,10 @@ use crate::dialer::{Cut, Hold};
 use crate::slow::Party;
 use crate::snapshot::Credentials;
 
-/// Who it is that calls.
+/// The caller.
 #[derive(Debug, Clone)]
 pub(crate) enum Who {
-    /// A program that has opened the host socket and says whom it wants.
+    /// A program that has opened the host socket and names its callee.
     Program(Credentials),
     /// A program for which another caller has called, which gets the call's result.
     Represented(Represented),
@@ -29,14 +29,14 @@ pub(crate) enum Who {
         name: Arc<str>,
         /// Where the caller is, if it has an address.
         peer: Option<String>,
-        /// Whom the call is laid to.
+        /// The accounted owner.
         outsider: Outsider,
         /// Whether the daemon calls the guest's agent for the caller.
         to_agent: bool,
         /// What gets the outcome of the call.
         answer: CallAnswer,
     },
-    /// The VMM of a hybrid line, for its guest: whom it wants follows from where it calls.
+    /// The VMM of a hybrid line, for its guest: its callee follows from where it calls.
     Vmm,
     /// A guest that has opened a channel of its serial port.
     Channel {
@@ -46,7 +46,7 @@ pub(crate) enum Who {
 }
 
 impl Who {
-    /// Whether it says whom it wants, and gets the outcome of its call, by the words of [`wire::connect`].
+    /// Whether it names its callee, and gets the outcome of its call, by the words of [`wire::connect`].
     pub(crate) fn speaks(&self) -> bool {
         matches!(self, Who::Program(_))
     }
@@ -143,7 +143,7 @@ pub(crate) enum Progress {
 }
 
 impl Caller {
-    /// Looks at what has arrived. A request is looked at without being taken until it is complete, so that payload
+    /// Reads what has arrived. A request is read without being taken until it is complete, so that payload
     /// behind it stays in the socket, where the circuit finds it.
     pub(crate) fn progress(&self) -> Progress {
         let mut bytes = [0; MAX_REQUEST_LEN];

@@ -19,13 +19,13 @@ pub(crate) struct CircuitIo {
     pub(crate) id: CircuitId,
     pub(crate) socket_type: SocketType,
     pub(crate) host: Option<HostSocket>,
-    /// The other socket, if no guest's ring is involved: who has answered, until the two are joined.
+    /// The other socket, if no guest's ring is involved: the callee, until the two are joined.
     pub(crate) answered_by: Option<Connected>,
     /// Two sockets that have been joined.
     pub(crate) relay: Option<Box<Relay>>,
     /// What is left of them when everything has passed.
     pub(crate) remainder: Option<Remainder>,
-    /// Among those that are looked at in this turn.
+    /// Among those that are checked in this turn.
     pub(crate) scheduled: bool,
     /// The socket to a VMM that has yet to say whether its guest answers.
     pub(crate) ringing: Option<OwnedFd>,
@@ -35,7 +35,7 @@ pub(crate) struct CircuitIo {
     pub(crate) callee: Option<Party>,
     /// What a reply to its call knows it by. Made when first needed.
     life: Option<Arc<()>>,
-    /// Who has called, if it was not a guest.
+    /// The caller, if it was not a guest.
     pub(crate) who: Option<Who>,
     /// By the side that sent. Made when first needed: most circuits never keep anything.
     kept: [Option<Box<Kept>>; 2],

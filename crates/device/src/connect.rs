@@ -1,7 +1,7 @@
 //! Connecting to UNIX sockets in directories that others may write.
 //!
 //! A link in such a directory could lead to another VM's VMM, or to a service of root's: see [`sys::links`]. The socket that was found is connected to by its descriptor:
-//! what its name stands for by then does not matter. Nor may the path lead into a FUSE file system: many VMs wait for who connects here, and its program may never
+//! what its name stands for by then does not matter. Nor may the path lead into a FUSE file system: many VMs wait for this thread, and its program may never
 //! answer.
 
 use std::io;

@@ -11,13 +11,13 @@ use crate::snapshot::CircuitSnapshot;
 /// What became of one call.
 #[derive(Debug)]
 pub struct Decision<'a> {
-    /// Who called.
+    /// The caller.
     pub caller: DecisionCaller,
     /// The circuit that it has become. That of a hybrid VM's caller is not given.
     pub circuit: Option<CircuitId>,
-    /// Whom the caller meant.
+    /// The callee meant.
     pub dialled: DecisionCallee,
-    /// Who had the call, if it came so far: by a redirection another one.
+    /// The real callee, if it came so far: by a redirection another one.
     pub reached: Option<DecisionCallee>,
     /// The rule that decided, and what a person finds it by.
     pub rule: Option<(RuleId, &'a str)>,
@@ -25,7 +25,7 @@ pub struct Decision<'a> {
     pub result: Result<(), Reason>,
 }
 
-/// Who called.
+/// The caller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum DecisionCaller {
@@ -57,7 +57,7 @@ pub enum DecisionCaller {
     },
 }
 
-/// Who was called.
+/// The callee.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum DecisionCallee {

@@ -22,7 +22,7 @@ pub enum Called {
     Service(ServiceId),
     /// The directory of names.
     Directory,
-    /// Who gives windows to the circuits of the guest's programs.
+    /// Gives windows to the circuits of the guest's programs.
     Switchboard,
     /// A program of the host that listens at the call's port: see [`Fabric::set_listening`](crate::Fabric::set_listening).
     Listener,
@@ -35,7 +35,7 @@ pub struct ServiceCall {
     pub called: Called,
     /// The circuit that the call becomes when it is put through.
     pub circuit: CircuitId,
-    /// Who calls.
+    /// The caller.
     pub vm: Address,
     /// The port that the call comes from. Below 1024 the guest's kernel vouches for a privileged program.
     pub source_port: u32,

@@ -178,7 +178,7 @@ pub struct Fabric {
     dialer: Option<Dialer>,
     /// Ports of the host whose calls go to the dialer, though they are no services, each with the VMs, or all, whose calls do.
     listening: HashMap<u32, BTreeSet<Option<String>>>,
-    /// Where the dialer's answers come in, and the way in for those who answer.
+    /// Where the dialer's answers come in, and the way in for answers.
     dialled: Receiver<(CircuitId, Answer)>,
     dialled_by: Sender<(CircuitId, Answer)>,
     /// Likewise of those who look for listeners on [other threads](crate::aside).
@@ -402,7 +402,7 @@ impl Fabric {
         self.switch.set_aliases(known);
     }
 
-    /// Replaces the services that guests can call: [`set_dialer`](Self::set_dialer) says who puts such calls through.
+    /// Replaces the services that guests can call: [`set_dialer`](Self::set_dialer) puts such calls through.
     pub fn set_services(&mut self, services: Vec<ServiceEntry>) {
         self.switch.set_services(services);
         self.offer_ports();

@@ -369,7 +369,7 @@ fn converse(
     }
 }
 
-/// What was said on a connection, and who answers there.
+/// What was said on a connection, and the peer there.
 type Begun = (Arc<Mutex<Session>>, BackendReqHandler<Mutex<Session>>);
 
 /// Begins to answer a VMM, or goes on with what a predecessor heard from it.

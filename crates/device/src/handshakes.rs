@@ -1,6 +1,6 @@
-//! Places of a line for programs of the host that have yet to say whom they want.
+//! Places of a line for programs of the host that have yet to name a callee.
 //!
-//! A program can take its time for that, so no user takes the places of all, and root and the daemon's own user, who start most of what the host needs, have places of their own. Callers that say nothing need no place: they are judged in
+//! A program can take its time for that, so no user takes the places of all, and root and the daemon's own user, which start most of what the host needs, have places of their own. Callers that say nothing need no place: they are judged in
 //! the turn in which they come.
 
 use std::collections::HashMap;

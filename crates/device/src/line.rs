@@ -53,7 +53,7 @@ pub(crate) struct LineIo {
     pub(crate) listeners: Vec<Listener>,
     /// The thread that speaks with the VMM. A hybrid line has none.
     pub(crate) frontend: Option<Frontend>,
-    /// Who carries streams to a guest without vsock, and stands for the VMM of a hybrid line.
+    /// Carries streams to a guest without vsock, and stands for the VMM of a hybrid line.
     pub(crate) carrier: Option<Carrier>,
     /// The sockets that a hybrid line's VMM calls at, by port.
     pub(crate) hybrid_listeners: BTreeMap<u32, Listener>,
@@ -90,7 +90,7 @@ pub(crate) struct LineIo {
     pub(crate) had: Had,
     /// The VMM is gone, and what its guest sent last is being read.
     pub(crate) leaving: Option<Leaving>,
-    /// Places for programs that have yet to say whom they want.
+    /// Places for programs that have yet to name a callee.
     pub(crate) handshakes: Handshakes,
     /// When the log last said that the guest sends too many packets without payload.
     pub(crate) throttle_reported_at: Option<Time>,

@@ -5,7 +5,7 @@
 //! To go to sleep and be woken by a timer is not free either: on a virtual machine it costs about as much time as to carry two
 //! packets of 64 KiB. So it pays only where the guest has credit for many times that: towards a program that has kept up
 //! so long that its credit has grown to the most there is. Between guests, and to them, credit and sockets hold a
-//! quarter of that, and those who send would soon sleep, too. Several streams need no naps: their packets gather while the
+//! quarter of that, and senders would soon sleep, too. Several streams need no naps: their packets gather while the
 //! others are carried.
 //!
 //! Whether naps slow a stream down depends on the guest, the program, and the processors that they share with each other. So it is tried:

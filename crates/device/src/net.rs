@@ -6,7 +6,7 @@
 //! Lettieri, "VALE, a switched Ethernet for virtual machines", 2012), with the rings of virtio in place of netmap's:
 //!
 //! 1. **Snapshot** (`drain.rs`): up to a batch of frames is taken from one guest's ring. Of each, the virtio header and the first bytes
-//!    are copied out. From now on only this copy is looked at, and it is what will be written: what the guest does to
+//!    are copied out. From now on only this copy is read, and it is what will be written: what the guest does to
 //!    its own memory meanwhile can change a payload, never a header that was judged. A batch ends early if its frames cost much (`cost.rs`).
 //! 2. **Classify**: the bridge says of each frame where it goes, and the frame is put on the list of each destination.
 //! 3. **Copy** (`deliver.rs`): destination by destination, so that a ring is touched once for a batch, each frame moves from the sender's
@@ -127,7 +127,7 @@ struct Network {
     bridge: Bridge,
     /// What is behind each of the bridge's ports, by its number.
     behind: Vec<Option<Behind>>,
-    /// Who answers for the network itself.
+    /// The network's own station.
     station: Option<NetStation>,
     /// Its way out.
     uplink: Option<Uplink>,
@@ -179,7 +179,7 @@ pub struct NetFabric {
     scratch: Scratch,
     captures: Captures,
     spin: Spin,
-    /// What was done since the descriptors were looked at: see [`cost`].
+    /// What was done since the descriptors were polled: see [`cost`].
     blind_cost: usize,
     stopped: bool,
 }
@@ -410,7 +410,7 @@ impl NetFabric {
         self.pay_interrupts();
         self.end_throttles();
         for _ in 0..self.ready.len() {
-            // The others have their turn when the descriptors have been looked at.
+            // The others have their turn when the descriptors have been polled.
             if self.blind_cost >= cost::MAX_BLIND {
                 break;
             }

@@ -11,13 +11,13 @@ use crate::fabric::Fabric;
 use crate::net::NetFabric;
 use crate::reactor::Waker;
 
-/// The most jobs between two turns, however many wait: who can have jobs made must not hold up what the turns carry.
+/// The most jobs between two turns, however many wait: a maker of jobs must not hold up what the turns carry.
 const MAX_JOBS: usize = 16;
 
 /// How long jobs may take between two turns before the next one waits for the turn.
 const JOBS_TIME: Duration = Duration::from_micros(200);
 
-/// Pauses of who waits for a turn to end.
+/// Pauses while a turn is awaited.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 

@@ -24,7 +24,7 @@ pub(crate) enum Token {
     Ring { line: LineId, index: u8 },
     /// Programs call on a line's host socket; the index says at which of its listeners.
     Listener { line: LineId, index: u8 },
-    /// A program that has called and not yet said whom.
+    /// A program that called and named no callee yet.
     Caller { slot: u32 },
     /// A circuit's host socket.
     Circuit(CircuitId),

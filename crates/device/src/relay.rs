@@ -52,7 +52,7 @@ struct Leg {
     broken: bool,
 }
 
-/// How a look at one direction has ended.
+/// How a step in one direction has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// This many bytes have been taken from the sender. There may be more.

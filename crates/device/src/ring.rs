@@ -8,8 +8,8 @@ use guestmem::crash::{self, Point};
 use guestmem::queue::{Chain, Queue};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-/// In how many turns with work a ring is looked at in vain before its guest is asked to notify again. Until then a look costs less than a notification,
-/// and rings of guests that have fallen silent are not looked at for ever.
+/// In how many turns with work a ring is polled in vain before its guest is asked to notify again. Until then a look costs less than a notification,
+/// and rings of guests that have fallen silent are not polled for ever.
 pub(crate) const VAIN_LOOKS: u8 = 64;
 
 /// A running ring of a guest.
@@ -26,7 +26,7 @@ pub(crate) struct Ring {
     pub(crate) held: VecDeque<Chain>,
     /// There is something to publish.
     pub(crate) touched: bool,
-    /// The guest is owed an interrupt for what has been published.
+    /// An interrupt is pending for what has been published.
     pub(crate) owes_interrupt: bool,
     /// Descriptors of the ring that were given back since the last interrupt.
     pub(crate) given_back: u16,
@@ -34,7 +34,7 @@ pub(crate) struct Ring {
     /// It was kicked since it was last drained.
     pub(crate) is_kicked: bool,
     sight: Sight,
-    /// There is a moment by which an interrupt that is owed will be sent.
+    /// There is a moment by which a pending interrupt will be sent.
     pub(crate) has_deadline: bool,
 }
 
@@ -85,7 +85,7 @@ pub(crate) enum Lazily {
 }
 
 impl Ring {
-    /// A ring that has just been set up. It is looked at in any case, so what was notified before counts no more.
+    /// A ring that has just been set up. It is polled in any case, so what was notified before counts no more.
     pub(crate) fn new(queue: Queue, kick: File, call: Option<File>, enabled: bool) -> Ring {
         let before = take_kicks(&kick);
         Ring {
@@ -108,7 +108,7 @@ impl Ring {
         }
     }
 
-    /// Goes on with a ring that a process ran until it ended. What that one had out is given back, and the guest interrupted: it may have been owed an
+    /// Goes on with a ring that a process ran until it ended. What that one had out is given back, and the guest interrupted: it may await an
     /// interrupt.
     pub(crate) fn take_over(&mut self) {
         self.queue.publish();
@@ -148,7 +148,7 @@ impl Ring {
         }
     }
 
-    /// Sends the interrupt that is owed, if one is. Returns whether one was.
+    /// Sends the pending interrupt, if any. Returns whether one was.
     pub(crate) fn pay_interrupt(&mut self) -> bool {
         let owed = std::mem::take(&mut self.owes_interrupt);
         if owed {

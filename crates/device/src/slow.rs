@@ -301,7 +301,7 @@ impl<C: Clock> Slow<C> {
         }
     }
 
-    /// Forgets who would be forgotten first.
+    /// Forgets the first to be forgotten.
     fn make_room(&mut self) {
         if self.known.len() < MAX_PARTIES {
             return;

@@ -24,7 +24,7 @@ impl From<&Peer> for Credentials {
     }
 }
 
-/// Who is at an end of a circuit.
+/// A party of a circuit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
     /// A guest.
@@ -77,11 +77,11 @@ pub struct CircuitSnapshot {
     pub age: Duration,
     /// What a person finds the rule by that allows it.
     pub rule: Option<String>,
-    /// Who called.
+    /// The caller.
     pub caller: Endpoint,
-    /// Whom the caller meant.
+    /// The callee meant.
     pub dialled: Endpoint,
-    /// Who has the call, which a redirection may change.
+    /// The callee, which a redirection may change.
     pub callee: Endpoint,
     /// Bytes that have arrived, by the side that sent them.
     pub bytes: [u64; 2],

@@ -30,7 +30,7 @@ pub fn keep_own_apart() {
     LISTENERS_ARE_OURS.store(true, Ordering::Relaxed);
 }
 
-/// Whether a UNIX socket that was connected to is one of the daemon's own, by whatever path. Who calls there is taken for a program of the host, for a VMM or for
+/// Whether a UNIX socket that was connected to is one of the daemon's own, by whatever path. A caller there is taken for a program of the host, for a VMM or for
 /// an operator: what a guest says must not get there in the daemon's name.
 pub(crate) fn is_own(connected: impl AsFd) -> bool {
     let own = std::process::id();
@@ -73,7 +73,7 @@ pub(crate) fn listen_again(
         file.stay();
         return Ok(None);
     }
-    // Again, so that those who call find this process there: see `is_own`.
+    // Again, so that callers find this process there: see `is_own`.
     listen(&socket, BACKLOG)?;
     Ok(Some(Listener { socket, file }))
 }
@@ -83,7 +83,7 @@ pub(crate) fn listen_again(
 /// # Errors
 /// What the system says.
 pub(crate) fn remove_file_of(socket: OwnedFd, path: &Path) -> io::Result<()> {
-    // Who calls it is refused from now on: so it is told from one that has come in its place.
+    // Its callers are refused from now on: so it differs from one that has come in its place.
     shutdown(&socket, Shutdown::Both)?;
     let mut file = SocketFile::found(Entry::at(path, Fuse::Refused)?)?;
     let probe = any_socket(SocketType::STREAM)?;
@@ -118,7 +118,7 @@ pub(crate) fn listen_for(
     listen_with(unix_socket(socket_type)?, group, path)
 }
 
-/// Listens at `path`, with room for [`BACKLOG`] who wait. No descriptors can be sent to what it accepts.
+/// Listens at `path`, with room for [`BACKLOG`] callers. No descriptors can be sent to what it accepts.
 pub fn listen_without_descriptors(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let socket = unix_socket(SocketType::STREAM)?;
     rustix::io::ioctl_fionbio(&socket, false)?;

@@ -36,7 +36,7 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
-    /// Never looks for longer than `limit`; zero never looks at all.
+    /// Never polls for longer than `limit`; zero never polls.
     pub(crate) fn new(limit: Duration) -> Spin {
         Spin {
             limit,

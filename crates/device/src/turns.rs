@@ -1,4 +1,4 @@
-//! Things to be done for several owners, who have their turns.
+//! Things to be done for several owners, which take turns.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -24,7 +24,7 @@ impl<K: Copy + Eq + Hash, T> Turns<K, T> {
         self.owners.is_empty()
     }
 
-    /// Owners for whom something waits.
+    /// Owners with work that waits.
     pub(crate) fn owners(&self) -> usize {
         self.owners.len()
     }

@@ -18,12 +18,12 @@
 //! so that a VMM can be started with it; a program that has it open can truncate it, and memory that is gone when a guest touches it ends that guest's VMM.
 //! So it is for programs only that could end the VMM anyhow.
 //!
-//! # Who trusts what
+//! # Trust
 //!
 //! The guest can write anywhere in the file, the info block included. So nothing is ever read from it: what the host knows about a window it keeps
 //! elsewhere, and [`renew`](WindowFile::renew) writes the info block anew each time.
 //!
-//! Who has the file open can hold its lock without end: what takes it is done by [`SharedFile`].
+//! A holder of the file can hold its lock without end: what takes it is done by [`SharedFile`].
 
 use std::fs::{File, OpenOptions};
 use std::io;

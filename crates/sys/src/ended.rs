@@ -10,11 +10,11 @@ use std::sync::Mutex;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// How often in a row threads that wait in the kernel are looked at before they count as ended, and the time between two looks.
+/// How often in a row threads that wait in the kernel are checked before they count as ended, and the time between two checks.
 const LOOKS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// How often a process is looked at that ends and has much to give back: for five seconds.
+/// How often a process is checked that ends and has much to give back: for five seconds.
 const MOST_LOOKS: u32 = 250;
 
 /// A thread's flag in the kernel: it has begun to end.

@@ -55,7 +55,7 @@ pub fn leads_nowhere(path: &Path, fuse: Fuse) -> bool {
 /// # Errors
 /// What the system says, and without a number of the system's, when there is such a link, or FUSE that is refused.
 pub fn find(path: &Path, fuse: Fuse) -> io::Result<OwnedFd> {
-    // What is in that directory is told by one name for all.
+    // One name shows what is in that directory.
     let directory = path.parent().unwrap_or(path);
     Ok(Place::at(path, fuse, directory)?.file)
 }
@@ -123,7 +123,7 @@ impl Entry {
         })
     }
 
-    /// The same, in a directory of files that others have open: who removes one waits for its lock, and holds the directory's meanwhile.
+    /// The same, in a directory of files that others have open: a remover waits for its lock, and holds the directory's meanwhile.
     ///
     /// # Errors
     /// As [`Entry::at`].

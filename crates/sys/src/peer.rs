@@ -20,7 +20,7 @@ pub struct Peer {
     pub pid: i32,
 }
 
-/// Who is at the other end of a connected UNIX socket (unix(7), `SO_PEERCRED` and `SO_PEERGROUPS`). If this fails, the peer is to be refused: a rule that denies
+/// The peer of a connected UNIX socket (unix(7), `SO_PEERCRED` and `SO_PEERGROUPS`). If this fails, the peer is to be refused: a rule that denies
 /// a user or a group would say nothing about it.
 ///
 /// # Errors

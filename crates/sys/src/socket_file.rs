@@ -52,7 +52,7 @@ impl Occupant {
     }
 }
 
-/// Whether who listens was noted to have ended. Another program sees that it was called; it is called only where such a process was noted.
+/// Whether the listener was noted as ended. Another program sees that it was called; it is called only where such a process was noted.
 fn is_of_ended(address: &SocketAddrUnix) -> io::Result<bool> {
     if !ended::is_any_noted() {
         return Ok(false);
@@ -63,7 +63,7 @@ fn is_of_ended(address: &SocketAddrUnix) -> io::Result<bool> {
         match connect(&caller, address) {
             Ok(()) => return Ok(ended::is_noted(peer::process(caller.as_fd())?)),
             Err(Errno::PROTOTYPE) => {}
-            // It takes no more callers, so it is not said who listens. Where a daemon has ended, those of its sockets are full that are called most.
+            // It takes no more callers, so its listener is unknown. Where a daemon has ended, those of its sockets are full that are called most.
             Err(Errno::AGAIN) => return Ok(true),
             Err(_) => return Ok(false),
         }

@@ -4,7 +4,7 @@
 //! [`PendingCall`] of the [`Listener`]. The supervisor reads its arguments, and then answers it, perhaps with a descriptor, or lets it through to the
 //! kernel. [`Thread`] looks into the program meanwhile.
 //!
-//! This is compatibility and no security: the program can change what its pointers point at after it was looked at and before the
+//! This is compatibility and no security: the program can change what its pointers point at after it was read and before the
 //! kernel looks, there are ways past the filter (`io_uring`, system calls of another architecture, which are let through), and it may end at any
 //! moment. What follows from an answer must be harmless whatever the program meant.
 //!
@@ -333,7 +333,7 @@ pub struct PendingCall {
     id: u64,
     /// The thread that makes it, by its number in `/proc`. The number may be reused once the call has ended: see [`Listener::is_pending`].
     pub thread: u32,
-    /// Who makes it.
+    /// Its caller.
     pub caller: Caller,
     /// The call.
     pub call: SystemCall,

@@ -1,4 +1,4 @@
-//! Who is at the other end of a TCP connection.
+//! The peer of a TCP connection.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -19,7 +19,7 @@ pub enum Caller {
 }
 
 impl Caller {
-    /// Who has connected from there to this address of ours.
+    /// The peer connected from there to this address of ours.
     pub fn of(own: SocketAddr, peer: SocketAddr) -> Caller {
         let [own, peer] =
             [own, peer].map(|end| SocketAddr::new(end.ip().to_canonical(), end.port()));
@@ -83,7 +83,7 @@ fn as_listed(end: SocketAddr) -> String {
     text
 }
 
-/// Places for callers, each of whom may have as many as it leaves to others.
+/// Places for callers, each of which may have as many as it leaves to others.
 #[derive(Debug)]
 pub struct Places {
     count: usize,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::{CalleeId, HostCaller};
 
-/// Whom a call is meant for.
+/// The callee meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Destination {
     Line(LineId),
@@ -24,7 +24,7 @@ pub(crate) struct Call {
     pub(crate) host: Option<HostCaller>,
     pub(crate) dialled: Destination,
     pub(crate) dialled_port: u32,
-    /// Who has it.
+    /// The callee.
     pub(crate) reached: Destination,
     /// The rule that allowed it.
     pub(crate) rule: Option<RuleId>,
@@ -46,7 +46,7 @@ impl Call {
     }
 }
 
-/// What others learn of whom a call is meant for.
+/// What others learn of the callee meant.
 pub(crate) fn callee_id(destination: Destination, port: u32) -> Option<CalleeId> {
     match destination {
         Destination::Line(line) => Some(CalleeId::Guest { line, port }),

@@ -54,7 +54,7 @@ pub(crate) struct Circuit {
     pub(crate) reason: Option<Reason>,
 }
 
-/// What a successor has to know of a circuit that it resets: whom, and whether they know of it.
+/// What a successor has to know of a circuit that it resets: its ends, and if they know of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Standing {
     parties: [Party; 2],
@@ -227,9 +227,9 @@ pub struct CircuitReport {
     pub is_cut_short: bool,
     /// The rule that allows it, of the policy in force; without one, what holds without a rule, or nothing any more.
     pub rule: Option<RuleId>,
-    /// Whom the caller meant, unless that VM has gone since.
+    /// The callee meant, unless that VM has gone since.
     pub dialled: Option<CalleeId>,
-    /// Who has the call, which a redirection may change.
+    /// The callee, which a redirection may change.
     pub reached: Option<CalleeId>,
     /// The side that dialled.
     pub caller: EndReport,

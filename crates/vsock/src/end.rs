@@ -23,7 +23,7 @@ impl Hash for EndKey {
     }
 }
 
-/// Who is at an end.
+/// The end's party.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Party {
     /// A guest on this line, with this context identifier.

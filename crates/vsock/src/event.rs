@@ -44,7 +44,7 @@ pub enum Event {
         port: u32,
         /// The type of socket that the program uses.
         socket_type: SocketType,
-        /// Who it is.
+        /// The party.
         caller: HostCaller,
         /// The caller's own name for this attempt, given back in the answer.
         token: u64,
@@ -135,7 +135,7 @@ pub struct HostCall {
     /// The port it calls.
     pub port: u32,
     /// The port it calls from. Below 1024 the guest's kernel vouches for a privileged program; 0 is that of a hybrid
-    /// line, whose VMM does not tell.
+    /// line, whose VMM is silent.
     pub source_port: u32,
     /// The type of socket to dial with.
     pub socket_type: SocketType,
@@ -156,22 +156,22 @@ pub enum HostCaller {
     ForPublished(Outsider),
 }
 
-/// Whom a call by a published port is laid to, as a number that the host chooses: an address, a network or a user. 0 stands for those of whom nothing is known.
+/// The accounted owner of a published call, as a number that the host chooses: an address, a network or a user. 0 stands for the unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Outsider(pub u128);
 
 /// What has become of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decided {
-    /// Who called.
+    /// The caller.
     pub caller: CallerId,
     /// The context identifier that was called: the host's or, as the caller knows it, a guest's.
     pub dialled_cid: u32,
     /// The port that was called.
     pub dialled_port: u32,
-    /// Whom the caller meant, if there is such.
+    /// The callee meant, if there is such.
     pub dialled: Option<CalleeId>,
-    /// Who had the call, if it came so far: by a redirection another one.
+    /// The real callee, if it came so far: by a redirection another one.
     pub reached: Option<CalleeId>,
     /// The rule that decided, of the policy in force; without one, what holds without a rule.
     pub rule: Option<RuleId>,
@@ -179,7 +179,7 @@ pub struct Decided {
     pub result: Result<(), Reason>,
 }
 
-/// Who has called.
+/// The caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallerId {
     /// A guest.
@@ -201,7 +201,7 @@ pub enum CallerId {
     },
 }
 
-/// Who is called.
+/// The callee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CalleeId {
     /// A guest.

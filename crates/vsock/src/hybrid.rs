@@ -37,9 +37,9 @@ pub struct OfferedPorts {
 pub struct HybridView {
     /// The guest's line.
     pub line: LineId,
-    /// Its own context identifier and port. The port of one that calls is made up, as the convention does not tell it.
+    /// Its own context identifier and port. The port of one that calls is made up, as the convention has none.
     pub own: (u32, u32),
-    /// Those of whom it talks to.
+    /// Those of its peer.
     pub peer: (u32, u32),
 }
 
@@ -53,7 +53,7 @@ impl OfferedPorts {
         let mut offered = OfferedPorts::default();
         OWN_PORTS
             .into_iter()
-            // Who calls that one has to show a source port, which a VMM does not tell.
+            // A caller of one has to show a source port, which a VMM does not give.
             .filter(|port| *port != wire::switchboard::link::PORT)
             .chain(services)
             .for_each(|port| {
@@ -166,7 +166,7 @@ impl Switch {
             let reason = crate::Reason::UnknownCid;
             return actions.push(Action::HostDialRefused { token, reason });
         }
-        // Its own port is unknown: the convention does not tell.
+        // Its own port is unknown: the convention has none.
         let key = EndKey {
             line,
             port: 0,

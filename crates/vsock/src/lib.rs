@@ -1,6 +1,6 @@
 //! The circuits of virtio-vsock: the protocol state and the credit of each, and the switch that joins them.
 //!
-//! [`Switch`] takes what happened ([`Event`]) and at what [`Time`](policy::Time), and answers with what to do ([`Action`]). Who may call whom it
+//! [`Switch`] takes what happened ([`Event`]) and at what [`Time`](policy::Time), and answers with what to do ([`Action`]). For permission it
 //! asks the directory and the rules of the crate `policy`. It holds the state and the credit of every circuit, and every limit; it never sees
 //! payload, a descriptor, a thread, a lock or a clock. The same events at the same times give the same actions, so that every corner of the
 //! protocol can be simulated in microseconds.

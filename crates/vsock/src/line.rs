@@ -56,7 +56,7 @@ pub(crate) struct Line {
     pub(crate) orphans: VecDeque<Header>,
     pub(crate) circuits: u32,
     pub(crate) half_open: u32,
-    /// What of these others hold who called.
+    /// What of these its callers hold.
     pub(crate) shares: Shares,
     /// What the grants of this line's flows add up to, in bytes.
     pub(crate) granted_bytes: u64,

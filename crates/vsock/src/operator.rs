@@ -1,4 +1,4 @@
-//! The operator at work: who is meant by a call, whether it may be made, and who takes it.
+//! The operator at work: the callee a call means, whether it may be made, and its taker.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub(crate) struct Refusal {
     pub(crate) reason: Reason,
     /// The rule that refused it, or whose limit is reached.
     pub(crate) rule: Option<RuleId>,
-    /// Whom it was meant for, if there is such.
+    /// The callee meant, if there is such.
     pub(crate) dialled: Option<Destination>,
 }
 
@@ -51,7 +51,7 @@ impl From<Reason> for Refusal {
 /// What the rules say, together with the rule that says it.
 pub(crate) struct Judgement {
     pub(crate) rule: Option<RuleId>,
-    /// Who is to have the call, and at which port.
+    /// The callee, and at which port.
     result: Result<(Destination, u32), Reason>,
 }
 
@@ -321,7 +321,7 @@ impl Switch {
         })
     }
 
-    /// Whom a guest means.
+    /// The callee meant.
     fn dialled_by_guest(&self, caller: &Line, key: &EndKey) -> Result<Destination, Reason> {
         if key.peer_cid != HOST_CID {
             let line = self.directory.line_by_cid(caller.domain, key.peer_cid);
@@ -412,7 +412,7 @@ impl Switch {
     }
 
     /// A call is put through: it counts for the rule that allows it. One that is refused, even by the caller's own limits, takes
-    /// nothing from others whom the rule allows to call.
+    /// nothing from others that the rule allows to call.
     fn count_call(&mut self, now: Time, rule: Option<RuleId>) {
         if let Some(used) = self.used(rule) {
             used.called(now);
@@ -423,7 +423,7 @@ impl Switch {
         self.rules.get_mut(rule?.0 as usize)
     }
 
-    /// Whether a call may be made, and who has it. Every kind of call is judged here, when it is made and when it is judged again.
+    /// Whether a call may be made, and its callee. Every kind of call is judged here, when it is made and when it is judged again.
     fn judge(
         &self,
         from: &RuleSet,

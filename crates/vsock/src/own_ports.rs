@@ -1,4 +1,4 @@
-//! Who reaches the ports of Ringdown's own ([`OWN_PORTS`](policy::OWN_PORTS)).
+//! Callers of the ports of Ringdown's own ([`OWN_PORTS`](policy::OWN_PORTS)).
 //!
 //! At a VM they belong to its host: the agent listens there and does for its caller what root does. So only a program of the host reaches
 //! them that called that very VM at that very port, and the daemon, for published ports that the agent connects.

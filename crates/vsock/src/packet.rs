@@ -37,7 +37,7 @@ impl Switch {
         }
     }
 
-    /// Finds whom a packet is for, and acts on it. Returns whether it has brought payload that was taken.
+    /// Finds a packet's receiver, and acts on it. Returns whether it has brought payload that was taken.
     fn route(
         &mut self,
         now: Time,

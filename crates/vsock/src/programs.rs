@@ -36,7 +36,7 @@ impl Programs {
             return Some(ProgramId(index as u32));
         }
         if self.known.len() >= MAX_PROGRAMS {
-            // Those of whom no circuit is left.
+            // Those without circuits.
             self.known.retain(|_, program| program.circuits > 0);
         }
         if self.known.len() >= MAX_PROGRAMS {

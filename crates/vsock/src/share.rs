@@ -22,7 +22,7 @@ pub(crate) const PREPAID: u32 = 2;
 pub(crate) enum Origin {
     /// Another VM.
     Vm(LineId),
-    /// A published port, or, as one of whom nothing is known, a VM that has been removed since.
+    /// A published port, or, as an unknown one, a VM that has been removed since.
     Outside(Outsider),
 }
 
@@ -134,7 +134,7 @@ impl Shares {
         self.by_origin.get_mut(&origin).map(less);
     }
 
-    /// Has what a VM holds that is removed be of those of whom nothing is known, until its circuits end.
+    /// Has what a VM holds that is removed be of the unknown, until its circuits end.
     pub(crate) fn forget(&mut self, vm: LineId) {
         if let Some(places) = self.by_origin.remove(&Origin::Vm(vm)) {
             let unknown = Origin::Outside(Outsider::default());

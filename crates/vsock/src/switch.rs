@@ -20,10 +20,10 @@ use crate::programs::Programs;
 use crate::share::Origin;
 use crate::{AddLineError, CircuitId, CircuitReport, Limits, LineReport, Reason, Side};
 
-/// So many stale entries a line's round may hold before it is worth looking at their share.
+/// So many stale entries a line's round may hold before their share is checked.
 const MAX_STALE: usize = 32;
 
-/// Circuits that are cut at once: to cut one means to close a socket and to tell a guest, some ten microseconds altogether.
+/// Circuits that are cut at once: to cut one means to close a socket and notify a guest, some ten microseconds altogether.
 pub(crate) const CUTS_AT_ONCE: usize = 64;
 
 /// Actions in the order in which they are to be carried out.

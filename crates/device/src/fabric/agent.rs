@@ -1,6 +1,6 @@
 //! Guests' agents: their own calls, and the proof to them that a call comes from the host.
 //!
-//! An agent does for its caller what root does. Where its line does not show who calls, it has given the daemon a secret
+//! An agent does for its caller what root does. Where its line does not show callers, it has given the daemon a secret
 //! ([`wire::agent::Secret`]), which goes in front of what a program of the host says to it, and in front of nothing else. The program
 //! itself neither sees nor needs it.
 
@@ -33,11 +33,11 @@ pub struct Arrival {
 /// What stands between the daemon and a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Attachment {
-    /// Rings. The guest sees who calls, and the host from which port.
+    /// Rings. The guest sees callers, and the host from which port.
     Rings,
     /// A serial port, of which the agent is the only user.
     Serial,
-    /// A VMM with a vsock device of its own. Every program of the guest can call, and neither side sees who calls.
+    /// A VMM with a vsock device of its own. Every program of the guest can call, and neither side sees callers.
     Hybrid {
         /// The VMM's socket.
         vmm: PathBuf,

@@ -19,7 +19,7 @@ use crate::vsock::{EVENT, FEATURE_SEQPACKET, RINGS, RX, TX};
 /// The event that says that all circuits are gone (virtio 1.2, section 5.10.6.7, `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`).
 const TRANSPORT_RESET: u32 = 0;
 
-/// How often stopped rings are looked at.
+/// How often stopped rings are checked.
 const STOPPED_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Fabric {

@@ -27,7 +27,7 @@ const DIAL_PATIENCE: Duration = Duration::from_millis(1800);
 /// Dials that are tried again in one turn, before everything else has its turn.
 const REDIALS_PER_TURN: usize = 64;
 
-/// Answers of those who put calls through that are taken in one turn, before everything else has its turn.
+/// Answers of dialers that are taken in one turn, before everything else has its turn.
 const ANSWERS_PER_TURN: usize = 64;
 
 /// What became of a dial.
@@ -110,7 +110,7 @@ impl Fabric {
     }
 
     /// Has calls of guests to this port of the host, of one VM by its full name or of all, put through by the dialer, or no longer. What is
-    /// offered as a service there stays a service, and a program that listens at the port's path stays before it: the one who may make that path is
+    /// offered as a service there stays a service, and a program that listens at the port's path stays before it: the one that may make that path is
     /// nearer to the daemon than a member of its group.
     pub fn set_listening(&mut self, port: u32, vm: Option<String>, listens: bool) {
         let listeners = self.listening.entry(port).or_default();
@@ -211,7 +211,7 @@ impl Fabric {
         }
     }
 
-    /// Takes the answers of those who put calls through.
+    /// Takes the answers of dialers.
     pub(super) fn take_dialled(&mut self) {
         for _ in 0..ANSWERS_PER_TURN {
             let Ok((circuit, result)) = self.dialled.try_recv() else {
@@ -273,7 +273,7 @@ impl Fabric {
         self.ask_aside(redial, path, vm)
     }
 
-    /// Has the line's own thread dial for all who wait for a listener, the first of them being this one.
+    /// Has the line's own thread dial for all waiting for a listener, the first of them being this one.
     fn ask_aside(&mut self, redial: Redial, path: PathBuf, vm: String) -> Attempt {
         let (place, asked) = (redial.place(), redial.call.circuit);
         let mut together = self.redials.waiting_for(place);

@@ -38,9 +38,9 @@ pub struct PublishedCall {
     pub name: Arc<str>,
     /// The address that the caller came from, if it has one, for the audit.
     pub peer: Option<String>,
-    /// Whom the call is laid to.
+    /// The accounted owner.
     pub outsider: Outsider,
-    /// Whom it leads to, by the full name.
+    /// The callee, by the full name.
     pub vm: String,
     /// What is called there.
     pub to: PublishedTo,
@@ -74,7 +74,7 @@ pub struct ProgramCall {
     pub program: Peer,
     /// By what its broker will know the call: see [`Endpoint`](super::Endpoint).
     pub ticket: u64,
-    /// Whom it calls, by the full name.
+    /// The callee, by the full name.
     pub vm: String,
     /// The guest's port.
     pub port: u32,
@@ -286,7 +286,7 @@ impl Fabric {
             }) => self.switch.program(uid, &groups).map(HostCaller::Program),
         };
         let Some(caller) = program else {
-            // So many users call that this one cannot be told from others: the rules cannot be asked.
+            // So many users call that this one is not distinct from others: the rules cannot be asked.
             return self.caller_refused(u64::from(slot), Reason::Denied);
         };
         self.tell(Event::HostDial {
@@ -394,7 +394,7 @@ impl Fabric {
         host.request_len = caller.request_len;
         host.cut = caller.cut;
         if !circuit.is_stream() {
-            // Messages cannot be looked at beyond the first.
+            // Messages cannot be peeked beyond the first.
             host.take_request();
         }
         circuit.host = Some(host);

@@ -38,7 +38,7 @@ impl Fabric {
         let hung_up = flags.intersects(EventFlags::HUP | EventFlags::ERR);
         host.ending |= hung_up || flags.contains(EventFlags::RDHUP);
         if host.unanswered {
-            // Who does not wait for an answer may have sent all it had to say, and be content.
+            // A caller that awaits no answer may have sent all it had to say, and be content.
             if hung_up && (speaks || host.behind_request() != BehindRequest::Data) {
                 self.tell(Event::HostGone { circuit: id });
             }

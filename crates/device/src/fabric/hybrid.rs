@@ -333,7 +333,7 @@ impl Fabric {
         });
     }
 
-    /// A VMM that has been asked has said something, or hung up. Its answer is looked at without being taken, so that what follows
+    /// A VMM that has been asked has said something, or hung up. Its answer is peeked, not taken, so that what follows
     /// it stays in the socket, where the circuit finds it.
     pub(super) fn vmm_ready(&mut self, id: CircuitId, flags: EventFlags) {
         let Some(socket) = self

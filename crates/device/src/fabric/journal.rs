@@ -265,7 +265,7 @@ impl Fabric {
                 self.switch.inherit_reset(*line, *reset);
             }
         }
-        // Before their rings run: who calls such a guest meanwhile would be refused.
+        // Before their rings run: a caller of such a guest meanwhile is refused.
         for (line, _) in lines.values().copied() {
             let seqpacket = self.line(line).is_some_and(|line| line.seqpacket);
             self.tell_of_line(line, Event::LineGoesOn { line, seqpacket });

@@ -116,7 +116,7 @@ impl Fabric {
     }
 
     /// Reads on from the host programs of those guests that have taken half of what waited for them: not after each
-    /// message, or each would have all programs looked at.
+    /// message, or each would have all programs checked.
     pub(super) fn end_shortage(&mut self) {
         for _ in 0..self.short_lines.len() {
             let Some(id) = self.short_lines.pop_front() else {

@@ -5,7 +5,7 @@ use vsock::{CircuitId, Side};
 
 use super::{Fabric, TURN_BYTES};
 
-/// What a look at a socket counts in a turn, in bytes, whatever passes: its system calls.
+/// What a poll of a socket counts in a turn, in bytes, whatever passes: its system calls.
 pub(super) const LOOK_BYTES: usize = 8 * 1024;
 
 impl Fabric {

@@ -86,7 +86,7 @@ impl Redials {
         row.waiting.values().next().copied()
     }
 
-    /// There was no room. Those who wait for this listener are tried later, less and less often.
+    /// There was no room. Those waiting for this listener are tried later, less and less often.
     pub(super) fn postpone(&mut self, now: Time, place: Place) {
         if let Some(row) = self.rows.get_mut(&place) {
             row.wait = (row.wait * 2).min(REDIAL_MOST);
@@ -135,7 +135,7 @@ impl Redials {
         row.is_some_and(|row| row.wait > REDIAL_FIRST)
     }
 
-    /// There was room: the listener accepts, so that it is looked at as often as at first.
+    /// There was room: the listener accepts, so that it is tried as often as at first.
     pub(super) fn found_room(&mut self, place: Place) {
         if let Some(row) = self.rows.get_mut(&place) {
             row.wait = REDIAL_FIRST;
@@ -277,7 +277,7 @@ mod tests {
         assert!(redials.is_asked(place));
         redials.remove(circuit(0));
         assert_eq!((due(&redials, 100), due(&redials, 101)), (None, Some(1)));
-        // Found for one who has given up: the next is tried.
+        // Found for a call given up: the next is tried.
         let now = Duration::from_millis(50);
         redials.answered(now, place, circuit(0));
         assert!(redials.waiting(circuit(0)).is_none());

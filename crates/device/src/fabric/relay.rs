@@ -161,7 +161,7 @@ impl Fabric {
         (taken, Step::Took(0))
     }
 
-    /// Waits for what may happen to one of the sockets. What has happened already is told again.
+    /// Waits for what may happen to one of the sockets. What has happened is reported again.
     fn watch_relay(&mut self, id: CircuitId, side: Side, events: EventFlags) {
         let relay = self
             .peek_circuit(id)

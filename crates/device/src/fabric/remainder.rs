@@ -5,7 +5,7 @@ use vsock::{CircuitId, Event, Reason};
 use super::Fabric;
 use crate::remainder::{Held, Left, Remainder};
 
-/// Circuits that are looked at in one turn.
+/// Circuits that are checked in one turn.
 const LOOKS_PER_TURN: usize = 256;
 
 impl Fabric {

@@ -36,7 +36,7 @@ impl Fabric {
         self.slow.set_own_user(user);
     }
 
-    /// Cuts the circuits of those who have been found too slow, the first slice of them now.
+    /// Cuts the circuits of those found too slow, the first slice of them now.
     pub(super) fn act_on_overruns(&mut self) {
         if self.slow.has_overrun() {
             self.cut_overruns();
@@ -135,7 +135,7 @@ impl Fabric {
         self.slow.timed(host.party, Some(id), say)
     }
 
-    /// Refuses a program of a user who is barred.
+    /// Refuses a program of a barred user.
     pub(super) fn refuse_user(&mut self, line: LineId, socket: OwnedFd, user: u32) {
         let reason = Reason::SlowPeer;
         let vm = self.line(line).map(|line| line.name.clone());
@@ -207,7 +207,7 @@ impl Fabric {
     }
 }
 
-/// Who calls by a published port. A TCP peer on another host cannot make calls slow, and one in another network namespace of this host can: they
+/// A caller by a published port. A TCP peer on another host cannot make calls slow, and one in another network namespace of this host can: they
 /// look alike, so both are measured.
 pub(super) fn party_of_published(call: &PublishedCall) -> Option<Party> {
     if call.peer_is_ours {

@@ -1,4 +1,4 @@
-//! Waiting for something to do, and telling guests of what was done.
+//! Waiting for something to do, and notifying guests of results.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ impl Fabric {
         happened: &mut Vec<(Token, EventFlags)>,
     ) -> io::Result<()> {
         if self.patience(limit) == Some(Duration::ZERO) {
-            // Guests that were not asked to notify must not wait until those who keep us at work fall silent.
+            // Guests that were not asked to notify must not wait until those keeping us at work fall silent.
             self.look_at_unarmed();
             self.arm_idle();
             return self.reactor.wait(Some(Duration::ZERO), happened);
@@ -149,7 +149,7 @@ impl Fabric {
         self.unarmed.len() < before
     }
 
-    /// This guest's ring was empty. As long as we do not sleep it need not tell us when it no longer is.
+    /// This guest's ring was empty. As long as we do not sleep it need not notify when it no longer is.
     pub(super) fn leave_unarmed(&mut self, id: LineId) {
         let Some(line) = self.line(id) else { return };
         line.vain_looks = 0;

@@ -24,7 +24,7 @@ struct NetCapture {
     network: usize,
     /// The port's place in the table of ports, if it is of one port only.
     port: Option<usize>,
-    /// The place among the interfaces of the port that is looked at, if it is of this capture.
+    /// The place among the interfaces of the port that is captured, if it is of this capture.
     looked_at: Option<usize>,
     capture: Capture,
 }

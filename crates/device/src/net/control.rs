@@ -91,7 +91,7 @@ impl NetFabric {
         let is_taken_over = ledger.is_some_and(Ledger::has_predecessor);
         let mut queue = Queue::with_ledger(start.setup, start.memory, start.ledger)
             .map_err(|error| error.to_string())?;
-        // What the guest posts, and what it sends while we are looking anyhow, it need not tell.
+        // What the guest posts, and what it sends while we are looking anyhow, needs no notice.
         queue.disable_notifications();
         let token = Token::Ring {
             line: LineId(number as u32),

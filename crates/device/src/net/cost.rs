@@ -1,7 +1,7 @@
 //! What work costs, so that no guest gets more of the thread than another because its frames are larger, or have to be cut.
 //!
 //! The unit is about the time in which a byte is copied, some 0.1 ns. These are estimates and need not be exact: a batch ends, and the descriptors
-//! are looked at, before much more has been done than was meant.
+//! are polled, before much more has been done than was meant.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) const MAX_BATCH: usize = 512 << 10;
 /// So many bytes are taken for a batch, which mostly cost less than that.
 pub(super) const MAX_BATCH_BYTES: usize = 256 << 10;
 
-/// What may be done between two looks at the descriptors, some 200 µs: a look costs a system call, and what comes that way can wait for a few batches.
+/// What may be done between two polls of the descriptors, some 200 µs: a poll costs a system call, and what comes that way can wait for a few batches.
 pub(super) const MAX_BLIND: usize = 2 << 20;
 
 /// So many descriptors are taken for a batch, and those of the chain with which it has them: several for each frame of a full batch.

@@ -149,7 +149,7 @@ impl NetFabric {
             match given {
                 Ok(()) => {}
                 Err(Undelivered::NoBuffers) => port.counters.dropped_without_buffers += 1,
-                // To look at so many buffers again for each frame would be at its neighbours' cost.
+                // To check so many buffers again for each frame would be at its neighbours' cost.
                 Err(Undelivered::SmallBuffers) => {
                     let left = list.len() - place;
                     port.counters.dropped_without_buffers += left as u64;

@@ -78,7 +78,7 @@ pub(super) struct Moderation {
     /// Frames since the last interrupt.
     frames: u32,
     owed: bool,
-    /// Frames since an interrupt is owed.
+    /// Frames since one was pending.
     held: u32,
     /// With so many of them it is sent at once.
     most_held: u32,
@@ -98,7 +98,7 @@ impl Moderation {
         }
     }
 
-    /// Goes on with another setting. What is owed is sent when that was said.
+    /// Goes on with another setting. A pending interrupt keeps its time.
     pub(super) fn set(&mut self, setting: ModerationSetting) {
         self.setting = setting;
         self.window = setting.first_window();
@@ -112,7 +112,7 @@ impl Moderation {
         }
     }
 
-    /// An interrupt is owed, and cannot wait any longer: want it.
+    /// An interrupt is pending, and cannot wait longer: want it.
     pub(super) fn is_pressing(&self) -> bool {
         self.owed && self.held >= self.most_held
     }
@@ -129,7 +129,7 @@ impl Moderation {
         }
     }
 
-    /// The time that was said has come. Returns whether an interrupt is still owed.
+    /// The time that was said has come. Returns whether one is still pending.
     pub(super) fn expire(&mut self, now: Time) -> bool {
         let owed = std::mem::take(&mut self.owed);
         if owed {

@@ -1,4 +1,4 @@
-//! Waiting for something to do, and telling guests of what was done.
+//! Waiting for something to do, and notifying guests of results.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const SENT_DELAY: Duration = Duration::from_micros(100);
 /// it is notified that they have left ("TCP small queues", `tcp_small_queue_check`).
 const SENT_BYTES: usize = 128 << 10;
 
-/// Looks at the rings between two looks at the descriptors, when there is nothing else to do.
+/// Polls the rings between two polls of the descriptors, when there is nothing else to do.
 const LOOKS_AT_RINGS: u32 = 16;
 
 impl NetFabric {
@@ -29,7 +29,7 @@ impl NetFabric {
         }
     }
 
-    /// This ring was empty. As long as we do not sleep its guest need not tell us when it no longer is.
+    /// This ring was empty. As long as we do not sleep its guest need not notify when it no longer is.
     pub(super) fn leave_unarmed(&mut self, number: usize, index: usize) {
         let Some(ring) = self.ports.get_mut(number).and_then(|port| port.ring(index)) else {
             return;
@@ -48,7 +48,7 @@ impl NetFabric {
     ) -> io::Result<()> {
         let is_busy = !self.ready.is_empty();
         if is_busy && self.answering.is_empty() {
-            // Those who keep us at work must not keep the others, who were not asked to notify, waiting.
+            // Those keeping us at work must not keep the others, which were not asked to notify, waiting.
             self.look_at_unarmed();
             self.arm_idle();
             if self.blind_cost < cost::MAX_BLIND {
@@ -228,7 +228,7 @@ impl NetFabric {
         }
     }
 
-    /// Has another look at the rings of ports that have been throttled long enough.
+    /// Polls again the rings of ports that have been throttled long enough.
     pub(super) fn end_throttles(&mut self) {
         while let Some((at, number, index)) = self.throttled.first().copied() {
             if at > self.now {

@@ -71,7 +71,7 @@ pub(super) struct PortRing {
     pub(super) sent_bytes: usize,
     /// Waits for its turn to be drained.
     pub(super) is_ready: bool,
-    /// Was found empty, and its guest need not tell us when it no longer is.
+    /// Was found empty, and its guest need not notify when it no longer is.
     pub(super) is_unarmed: bool,
     /// In how many turns there was nothing since.
     pub(super) vain_looks: u8,

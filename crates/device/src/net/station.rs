@@ -20,7 +20,7 @@ const _: () = assert!(
     (cost::MAX_BATCH / cost::QUESTION + MAX_ASKED_SEGMENTS) * MAX_ANSWERS < MAX_QUEUED_FRAMES
 );
 
-/// Who answers for a network, and where that is.
+/// The station of a network, and its place.
 pub(super) struct NetStation {
     pub(super) station: Station,
     pub(super) id: PortId,

@@ -36,7 +36,7 @@ fn happened(relay: &mut Relay, side: Side, flags: EventFlags) {
     relay.happened(ID, side, flags, &mut Slow::default());
 }
 
-/// Steps in both directions until both wait. Everything that may have changed is looked at.
+/// Steps in both directions until both wait. Everything that may have changed is checked.
 fn run(relay: &mut Relay) -> bool {
     let mut room = vec![0; PIECE_BYTES];
     for side in [Side::Caller, Side::Callee] {

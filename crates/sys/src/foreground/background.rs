@@ -99,7 +99,7 @@ impl Background {
         (is_child(pid) && Some(number) != self.helper).then_some(pid)
     }
 
-    /// Whom signals are for.
+    /// Target of signals.
     fn targets(&self) -> Vec<Pid> {
         match self.main() {
             Some(main) => vec![main],
@@ -276,7 +276,7 @@ mod tests {
         assert!(said.ends_with("ready false"), "{said}");
     }
 
-    /// As a service's own user can put them there, who may write the directory of the file.
+    /// As a service's own user can put them there, which may write its directory.
     #[test]
     fn a_file_without_end_and_a_pipe_hold_nothing_up() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! Telling FUSE from other file systems without asking its program, which may never answer: `fstatfs` asks it, and so does `fstat`.
 //!
-//! The kernel tells the mount of a file by itself, and of what kind each mount is stands in `/proc/self/mountinfo`.
+//! The kernel reports a file's mount by itself, and of what kind each mount is stands in `/proc/self/mountinfo`.
 
 use std::collections::HashMap;
 use std::fs::File;

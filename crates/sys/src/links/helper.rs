@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //!
-//! A program that may read a directory can hold its lock without end: it lists the directory into memory that a FUSE file system of its own never provides. Who then looks up a name there
+//! A program that may read a directory can hold its lock without end: it lists the directory into memory that a FUSE file system of its own never provides. A lookup of a name there
 //! sleeps where no signal wakes it, and its process cannot end: it keeps its descriptors, and with them its locks and its listeners.
 //!
 //! So it is with the lock of a file: a program that has it open writes to it from such memory. The next to write sleeps in the same way.
@@ -266,7 +266,7 @@ fn serve(socket: &OwnedFd) {
     loop {
         match packet(socket) {
             Ok((_, connections)) => connections.into_iter().for_each(begin),
-            // No descriptor is left: those who wait for one are told so.
+            // No descriptor is left: those waiting for one get errors.
             Err(Errno::MFILE) => {}
             Err(_) => return,
         }

@@ -292,7 +292,7 @@ fn what_cannot_be_started_says_whose_fault_it_is() {
         Err(SpawnError::Program(error)) => assert_eq!(error.kind(), ErrorKind::NotFound),
         other => panic!("{other:?}"),
     }
-    // One who is supervised cannot supervise. Its first call is none that is watched here: `socket` is for the listener's name only.
+    // A supervised thread cannot supervise. Its first call is none that is watched here: `socket` is for the listener's name only.
     let (child, _listener) = spawn(part("nested"), &supervision(&watched)).unwrap();
     let text = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
     let busy = format!("said <{:?}>", Some(libc::EBUSY));

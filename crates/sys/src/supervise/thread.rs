@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-/// So many descriptors of a process are looked at.
+/// So many descriptors of a process are checked.
 const MAX_DESCRIPTORS: usize = 1 << 16;
 
 /// `PIDFD_THREAD` of pidfd_open(2).

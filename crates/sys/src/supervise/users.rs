@@ -1,6 +1,6 @@
-//! Who makes a call.
+//! A call's maker.
 //!
-//! It is laid to the real user of its thread: a program that is root by its file (setuid) still has the descriptors of the user who has started it. In a user namespace
+//! It is laid to the real user of its thread: a program that is root by its file (setuid) still has the descriptors of the user that started it. In a user namespace
 //! that a user other than root has made, a process may be any of many users: there it is laid to the maker.
 //!
 //! A user with subordinate users (`/etc/subuid`) can become each of them outside of its namespace, too, by files of theirs that it has made setuid in there. So those of a range count as one.
@@ -23,7 +23,7 @@ impl UserNumber {
     /// Root's.
     pub const ROOT: UserNumber = UserNumber(0);
 
-    /// That of all for whom there is no other.
+    /// That of all without another.
     const OTHERS: UserNumber = UserNumber(MAX_USERS as u8 - 1);
 
     /// From 0, below [`MAX_USERS`].
@@ -37,10 +37,10 @@ impl UserNumber {
     }
 }
 
-/// Who makes a call.
+/// A call's maker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
-    /// To whom it is laid.
+    /// The accounted user.
     pub user: UserNumber,
     /// The system's number of that user, which is the same in every run.
     pub account: u32,
@@ -68,7 +68,7 @@ fn laid_to(user: u32, ranges: &str) -> u32 {
     first.unwrap_or(user)
 }
 
-/// The user to whom what this one does is laid, by `/etc/subuid`.
+/// The user accountable for this one, by `/etc/subuid`.
 pub fn account_of(user: u32) -> u32 {
     match user {
         0 => user,
@@ -100,7 +100,7 @@ impl Users {
         UserNumber::of(index)
     }
 
-    /// The user to whom what this one does is laid. Those that are known are not subordinate.
+    /// The user accountable for this one. Those that are known are not subordinate.
     fn account_within(&self, user: u32, ranges: impl FnOnce() -> String) -> u32 {
         match user == 0 || self.0.contains(&user) {
             true => user,
@@ -108,7 +108,7 @@ impl Users {
         }
     }
 
-    /// Who makes the calls of this thread. The caller makes sure that the call still waits.
+    /// The maker of this thread's calls. The caller makes sure that the call still waits.
     pub(super) fn caller(&mut self, thread: Thread) -> Caller {
         const NOBODY: u32 = 65_534;
         let Ok((real, owner)) = thread.users() else {
@@ -131,7 +131,7 @@ impl Users {
     }
 }
 
-/// Who has made the outermost user namespace below this process's own in which a thread is; none if it is in this process's.
+/// The maker of the outermost user namespace below this process's own in which a thread is; none if it is in this process's.
 fn maker_of_namespace(thread: Thread) -> io::Result<Option<u32>> {
     let own = fs::metadata("/proc/self/ns/user")?.ino();
     let path = thread.file("ns/user");

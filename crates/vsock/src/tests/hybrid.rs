@@ -1,4 +1,4 @@
-//! VMs whose VMM has a vsock device of its own: who may call whom, how each side sees the other, and what is counted.
+//! VMs whose VMM has a vsock device of its own: the calls allowed, how each side sees the other, and what is counted.
 
 mod lines;
 

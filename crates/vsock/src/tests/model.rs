@@ -2,7 +2,7 @@
 //! device that keeps and moves payload as the switch says.
 //!
 //! Payload is not bytes but [`payload::Chunk`]s, which know whose they are and where in the stream they belong. The
-//! [`audit::Audit`] looks at each when it arrives. [`world::World`] joins everything; [`World::check_tables`] compares
+//! [`audit::Audit`] checks each when it arrives. [`world::World`] joins everything; [`World::check_tables`] compares
 //! every table of the switch with what is really there.
 //!
 //! [`World::check_tables`]: world::World::check_tables

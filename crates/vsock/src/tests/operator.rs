@@ -109,7 +109,7 @@ pub(super) fn redirect(from: &str, to: &str, target: &str, port: Option<u32>) ->
     rule(from, to, Verdict::Redirect(redirect))
 }
 
-/// What a rule says beside who calls whom.
+/// What a rule says besides its parties.
 pub(super) trait Narrowed {
     fn at(self, port: u32) -> Self;
     fn within(self, limits: RuleLimits) -> Self;

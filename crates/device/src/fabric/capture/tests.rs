@@ -95,7 +95,7 @@ fn begin(fabric: &mut Fabric, vm: Option<&str>, port: Option<u32>) -> Tape {
     tape
 }
 
-/// Calls a port of a guest that is not there, and waits until the caller has been told.
+/// Calls a port of a guest that is not there, and waits until the caller knows.
 fn call(fabric: &mut Fabric, vm: &str, port: u32) {
     let (own, socket) = UnixStream::pair().unwrap();
     own.set_nonblocking(true).unwrap();

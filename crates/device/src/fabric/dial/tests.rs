@@ -75,7 +75,7 @@ fn who_looks_for_a_vmm_in_vain_holds_up_its_own_callers_alone() {
     });
     let callers = [0; 3].map(|_| call(directory.path(), "slow"));
     let _beside = call(directory.path(), "other");
-    // Nor is a socket made there by who serves others.
+    // Nor is a socket made there by the common thread.
     fabric.set_services(vec![ServiceEntry {
         id: ServiceId(1),
         domain: policy::DEFAULT_DOMAIN.to_owned(),
@@ -101,7 +101,7 @@ fn who_looks_for_a_vmm_in_vain_holds_up_its_own_callers_alone() {
     drop(release);
     let _ = fabric.all_done().recv();
     assert!(port_of("slow").exists());
-    // Those who have given up are not put through.
+    // Calls given up are not put through.
     let _late = call(directory.path(), "slow");
     turn_until(&mut fabric, "the VMM is called", || slow.accept().is_ok());
     fabric.turn(Some(Duration::ZERO)).unwrap();

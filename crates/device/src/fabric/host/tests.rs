@@ -9,7 +9,7 @@ use vsock::Limits;
 use super::*;
 use crate::{HybridConfig, LineConfig};
 
-/// Programs that have yet to say whom they want keep out no caller that need not say it.
+/// Programs that have yet to name a callee keep out no caller that need not name one.
 #[test]
 fn a_published_port_needs_no_place_of_the_host_socket() {
     let directory = tempfile::tempdir().unwrap();

@@ -166,7 +166,7 @@ fn many_who_send_long_frames_do_not_keep_an_uplink_waiting() {
         setup.fabric.turn(Some(Duration::ZERO)).unwrap();
     }
     let bytes = (taken(&setup, &others) - before) as usize;
-    // What was done before the wire was looked at, and in that same turn after it.
+    // What was done before the wire was polled, and in that same turn after it.
     assert!(bytes <= 2 * MOST_BYTES, "{bytes} bytes");
 }
 

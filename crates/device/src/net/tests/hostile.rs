@@ -1,4 +1,4 @@
-//! Guests that lie: in headers, in chains, in rings, and between the moment they are looked at and the moment they are copied.
+//! Guests that lie: in headers, in chains, in rings, and between the moment they are read and the moment they are copied.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::setup::{Driver, Guest, PLAIN, RECEIVE, Setup, TRANSMIT, frame, mac};
 use crate::CaptureOptions;
 use crate::net::drain::MAX_FRAME_LEN;
 
-/// One who lies, and two who go on meanwhile.
+/// A liar, and two that go on meanwhile.
 struct Street {
     setup: Setup,
     liar: Guest,
@@ -379,7 +379,7 @@ fn rings_that_make_no_sense_cost_their_own_port() {
     }
 }
 
-/// So many buffers that hold next to nothing are not looked at again for each frame.
+/// So many buffers that hold next to nothing are not checked again for each frame.
 #[test]
 fn buffers_that_hold_next_to_nothing_cost_their_own_frames_only() {
     for kind in Driver::of_each_kind() {
@@ -442,7 +442,7 @@ fn a_vmm_that_takes_its_memory_away_costs_its_own_port() {
     }
 }
 
-/// Two who have agreed to share memory, as two VMs of one VMM could: while a batch is passed on, what one of them is given is written over
+/// Two that agreed to share memory, as two VMs of one VMM could: while a batch is passed on, what one of them is given is written over
 /// what the other has sent and was not copied yet.
 #[test]
 fn a_header_that_is_changed_after_it_was_judged_does_not_get_through() {

@@ -235,7 +235,7 @@ fn a_port_that_is_removed_takes_what_waits_with_it() {
         web.take_sent(TRANSMIT);
         assert_eq!(web.outstanding, 0);
         assert!(!setup.socket_of(2).exists());
-        // Its number goes to another, to whom its VMM has nothing to say.
+        // Its number goes to another, with which its VMM does not speak.
         let mut next = setup.guest(4);
         assert_eq!(next.number, db.number);
         let refused = setup.ask_as(&db, generation, Request::Reset);

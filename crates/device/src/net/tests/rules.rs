@@ -1,4 +1,4 @@
-//! What holds for rings whatever passes: who waits, who is interrupted, who is asked to notify.
+//! What holds for rings whatever passes: what waits, is interrupted, is asked to notify.
 
 use std::time::Duration;
 
@@ -207,7 +207,7 @@ fn interrupts_are_held_back_after_the_first_and_sent_in_the_end() {
             .fabric
             .configure_port(lan, &name, bridge, setting)
             .unwrap();
-        // What is owed stays owed for the time that was said; a ring that stops is paid at once.
+        // A pending one stays for the time that was said; a ring that stops is paid at once.
         setup
             .ask(&db, crate::frontend::Request::Stop { index: 0 })
             .unwrap();

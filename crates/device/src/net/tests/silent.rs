@@ -1,4 +1,4 @@
-//! Guests that have fallen silent beside others that send without pause: their rings are not looked at for ever, and what they send at last is found.
+//! Guests that have fallen silent beside others that send without pause: their rings are not polled for ever, and what they send at last is found.
 
 use std::time::Duration;
 
@@ -121,7 +121,7 @@ fn what_is_sent_in_any_turn_before_or_after_is_found_in_the_next() {
     }
 }
 
-/// Whether its ring is looked at or not when it stops.
+/// Whether its ring is polled or not when it stops.
 #[test]
 fn a_guest_whose_ring_stops_is_heard_when_it_runs_again() {
     for silent_turns in [1, VAIN_LOOKS - 1, VAIN_LOOKS, VAIN_LOOKS + 1] {

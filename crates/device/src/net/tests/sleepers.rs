@@ -1,4 +1,4 @@
-//! Guests that look at their rings only when they are notified, and a network that looks at theirs only when it is: none may sleep
+//! Guests that poll their rings only when they are notified, and a network that polls theirs only when it is: none may sleep
 //! for ever beside something that is there.
 
 use std::sync::Arc;

@@ -200,7 +200,7 @@ fn asks_for(name: &str, from: MacAddress) -> Vec<u8> {
     frame
 }
 
-/// Who asks is the port, not what its frames say.
+/// A caller is its port, not what its frames say.
 #[test]
 fn an_isolated_guest_finds_no_other_by_name_under_another_mac_address() {
     let mut setup = setup();

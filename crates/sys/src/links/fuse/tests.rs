@@ -40,7 +40,7 @@ fn nobody_who_looks_for_a_socket_asks_fuse() {
     // A link leads there.
     std::os::unix::fs::symlink("inner/socket", at("link")).unwrap();
     assert_refused(find(&at("link"), refused));
-    // It is the name itself, which is looked at or whose socket is probed.
+    // It is the name itself, which is checked or whose socket is probed.
     let name = Entry::at(&at("inner"), refused).unwrap();
     assert_refused(name.stat());
     assert_refused(name.find());
@@ -61,7 +61,7 @@ fn a_mount_that_comes_later_is_not_entered() {
     let scene = scene();
     let path = scene.path().join("inner/socket");
     let socket = UnixListener::bind(&path).unwrap();
-    // Who may write the directory may mount there.
+    // A writer of the directory may mount there.
     let directory = path.parent().unwrap();
     std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o777)).unwrap();
     let entry = Entry::at(&path, Fuse::Refused).unwrap();

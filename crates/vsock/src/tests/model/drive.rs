@@ -281,7 +281,7 @@ impl World {
         self.check_tables();
     }
 
-    /// What the switch has put into a guest's ring and was not looked at, as operations with their flags.
+    /// What the switch has put into a guest's ring and was not read, as operations with their flags.
     pub(crate) fn take_operations(&mut self, line: LineId) -> Vec<(Operation, u32)> {
         self.pump(line);
         let packets = std::mem::take(&mut self.guest(line).rx);

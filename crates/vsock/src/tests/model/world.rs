@@ -48,9 +48,9 @@ pub(crate) struct World {
     pub(crate) dials: u64,
     /// How often the rules have changed.
     pub(crate) reloads: u32,
-    /// As whom programs of the host call.
+    /// Users of the host's programs.
     pub(crate) host_caller: HostCaller,
-    /// They have called as users, of whom the second opinion knows nothing.
+    /// They have called as users, unknown to the second opinion.
     pub(super) tells_users_apart: bool,
     /// Services by their number: each name has its own for ever.
     pub(super) service_names: Vec<(String, String)>,

@@ -17,13 +17,13 @@ fn bytes(per_second: u64) -> RuleLimits {
     }
 }
 
-/// Bytes that have reached whom they were for.
+/// Bytes that have reached their receiver.
 fn received(world: &World) -> u64 {
     let ends = world.audit.pairs.values().flat_map(|pair| &pair.ends);
     ends.map(|end| end.received).sum()
 }
 
-/// Who sends and who receives.
+/// Sender and receiver.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     ToHost,
@@ -187,7 +187,7 @@ fn the_end_of_data_and_a_close_pass_while_the_rule_rests() {
 
 #[test]
 fn what_was_sent_before_a_half_close_arrives_before_it() {
-    // The rule throttles for half a minute; the audit looks at the order.
+    // The rule throttles for half a minute; the audit checks the order.
     let (mut world, _) = sending(Way::Between, 10_000, 1, 250_000);
     world.advance(Duration::from_secs(20));
     assert_eq!(received(&world), 0, "it is held back");

@@ -1,4 +1,4 @@
-//! Each call is decided once, and it is said by whom it was made, for whom it was meant, who had it, and which rule it was.
+//! Each call is decided once, and the decision has the caller, the callee meant, the actual callee, and which rule it was.
 //! (That it is once, however it ends, [`World::check_tables`] looks after in every scenario and every simulation.)
 
 use policy::{RuleId, ServiceId};

@@ -14,7 +14,7 @@ fn moved() -> (World, Vec<LineId>) {
     (world, lines)
 }
 
-/// Looks at each packet that a guest is sent, and each that it sends.
+/// Checks each packet that a guest is sent, and each that it sends.
 fn assert_only(world: &World, line: LineId, own: (u32, u32), peer: (u32, u32)) {
     let guest = &world.guests[&line];
     let pair = |cid: u64, port| (cid as u32, port);
@@ -54,7 +54,7 @@ fn both_guests_see_the_numbers_they_expect_from_the_dial_to_the_end() {
     let socket = world.connect_to(lines[0], 4, 80, sends(200_000));
     let port = world.guests[&lines[0]].socket(socket).port;
     let mut steps = 0;
-    // Guests first, so that what they have been sent can be looked at before they take it.
+    // Guests first, so that what they have been sent can be checked before they take it.
     loop {
         let mut busy = false;
         for line in &lines {
