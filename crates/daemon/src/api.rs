@@ -1,4 +1,4 @@
-//! The control API: HTTP/1.1 and JSON on a UNIX socket that the daemon's user may connect to, and those whom `[control]` names: see [`Access`].
+//! The control API: HTTP/1.1 and JSON on a UNIX socket that the daemon's user may connect to, and those that `[control]` names: see [`Access`].
 //!
 //! | request | answer |
 //! |---|---|

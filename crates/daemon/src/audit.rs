@@ -1,4 +1,4 @@
-//! The audit: who called whom, what was decided, and by which rule; one JSON object a line.
+//! The audit: caller, callee, the decision, and by which rule; one JSON object a line.
 //!
 //! What decides hands over an [`AuditRecord`](hostside::audit::AuditRecord) and goes on: [`Audit::record`] never waits. A thread of its own writes. A source
 //! that calls more than [`RECORDS_PER_SECOND`] times a second has the rest held back, and a line each second says how many

@@ -44,12 +44,12 @@ pub struct CaptureReader {
     pieces: mpsc::Receiver<Vec<u8>>,
     waiting_len: Arc<AtomicUsize>,
     captures: Captures,
-    /// Whom to tell when it ends, and what.
+    /// Where its end is reported, and what.
     told: Option<(Events, EventDetails)>,
 }
 
 impl CaptureReader {
-    /// The same, whose beginning is told now and whose end will be.
+    /// The same, whose beginning is reported now, its end later.
     pub fn telling(mut self, events: &Events, details: EventDetails) -> CaptureReader {
         events.tell(EventKind::CaptureStarted, details.clone());
         self.told = Some((events.clone(), details));

@@ -35,7 +35,7 @@ use windows::memory;
 
 pub use hand_over::formats;
 
-/// How often a VM that is waited for is looked at for a fault.
+/// How often a VM that is waited for is checked for a fault.
 const FAULT_LOOK: Duration = Duration::from_secs(1);
 
 /// How long a VMM is waited for after one that was hung up on before the wait began: another may just be starting.
@@ -83,7 +83,7 @@ impl Control {
         in_force.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// This is in force from now on. Only who holds `changing` may say so.
+    /// This is in force from now on. It takes a holder of `changing`.
     pub(crate) fn set_in_force(&self, next: InForce) {
         let mut in_force = self
             .in_force
@@ -214,7 +214,7 @@ impl Control {
         self.in_force().book.plan.lines().count()
     }
 
-    /// The lines, and the networks if they matter, as those who run them know them.
+    /// The lines, and the networks if they matter, as their workers know them.
     fn known(&self, has_ports: bool) -> Known {
         let networks = has_ports.then(|| self.parts.net.networks());
         let lines = self.parts.worker.lines().into_iter();

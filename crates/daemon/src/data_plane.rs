@@ -119,7 +119,7 @@ fn record(decision: Decision<'_>) -> AuditRecord {
     }
 }
 
-/// Whether the policy, a limit of a rule or a limit of a VM stands in the way, rather than the one who is called.
+/// Whether the policy, a limit of a rule or a limit of a VM stands in the way, rather than the callee.
 fn is_denial(reason: Reason) -> bool {
     let of_policy = [Reason::Denied, Reason::EgressDenied, Reason::OwnPort];
     of_policy.contains(&reason) || reason.is_limit()

@@ -1,7 +1,7 @@
 //! The last events, the readers that follow them, and the last refusals.
 //!
 //! [`Events::tell`] never waits for a reader. What a VM can cause without end passes [`Events::tell_of_vm`]. Events are kept in a ring of
-//! [`MAX_EVENTS`], and a reader who follows is a place in it: there is no queue for each, and a user has only so many. A reader that has not been given an event when the ring
+//! [`MAX_EVENTS`], and a following reader is a place in it: there is no queue for each, and a user has only so many. A reader that has not been given an event when the ring
 //! lets go of it is dropped with a count, so the slowest costs the others nothing. What is kept are words of at most [`MAX_TEXT_LEN`]
 //! bytes; they become JSON when they are read.
 //!

@@ -92,19 +92,19 @@ pub struct Parts {
     pub worker: Arc<dyn LineWorker>,
     /// The part of it that switches frames.
     pub net: Arc<dyn NetWorker>,
-    /// Who serves services and published ports.
+    /// Serves services and published ports.
     pub offers: Arc<dyn Offers>,
-    /// Who sets zero-copy circuits up, and knows all circuits.
+    /// Sets zero-copy circuits up, and knows all circuits.
     pub circuits: Arc<dyn Circuits>,
     /// The windows of all VMs.
     pub windows: Arc<Windows>,
     /// Where decisions are written.
     pub audit: Audit,
-    /// Where it is told what happens.
+    /// Where events are reported.
     pub events: Events,
     /// The captures of what passes.
     pub captures: Captures,
-    /// Whom the control API has cut off.
+    /// Callers that the API cut off.
     pub stalled_clients: StalledClients,
     /// Where things are kept for the next daemon.
     pub keeper: Option<Arc<Keeper>>,

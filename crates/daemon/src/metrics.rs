@@ -64,7 +64,7 @@ impl Pages {
 /// The most file systems, disks and network links of one guest, of each.
 const MAX_LISTED: usize = 16;
 
-/// What the agents of these VMs say, of those that are ready and can tell.
+/// What the agents of these VMs say, of those ready and able to report.
 pub(crate) async fn ask_guests(gates: &Arc<Gates>, vms: &[VmStatus]) -> Vec<Option<Box<Stats>>> {
     let mut guests = JoinSet::new();
     let places = Arc::new(Semaphore::new(MAX_ASKED));
@@ -116,7 +116,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) networks: &'a [NetworkDetails],
     /// What the data plane has counted.
     pub(crate) counted: &'a Figures,
-    /// Who follows the events.
+    /// Readers of events.
     pub(crate) events: &'a Events,
     /// The captures of what passes.
     pub(crate) captures: &'a Captures,

@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// Work that says when it begins, and ends when it is told to.
+    /// Work that says when it begins, and ends when asked to.
     struct Held {
         begun: Sender<Whose>,
         end: Mutex<Receiver<()>>,

@@ -7,7 +7,7 @@
 //! ([`arrivals`](hostside::arrivals) has seen to the port.) A connection over a serial port stands for a while although the port has lost its other end, or the guest
 //! answers nothing: it makes nothing ready meanwhile.
 //!
-//! Where a guest cannot see who calls, its agent says what calls of the host are to begin with, which the data plane has before it is reported that the
+//! Where a guest cannot see callers, its agent says what calls of the host are to begin with, which the data plane has before it is reported that the
 //! VM is ready. Behind a VMM with a vsock device of its own every program of the guest can call here as the agent does. So what it says is tried
 //! first: the agent itself is called, and takes it or not. Some connections of such a VM are greeted at once, and one that has said its hello gives way to no other,
 //! so that a program which calls without end does not keep the agent from being heard.
@@ -192,7 +192,7 @@ impl Readiness {
         self.tell();
     }
 
-    /// Looks at arrivals until there is no sender any more.
+    /// Reads arrivals until there is no sender any more.
     pub async fn run(self: Arc<Self>, mut arrivals: Arrivals) {
         while let Some(news) = arrivals.next().await {
             match news {

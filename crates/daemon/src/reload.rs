@@ -181,7 +181,7 @@ impl Control {
     }
 }
 
-/// The file of this name beside the daemon's own, for a check. Who may ask is not to have other files read.
+/// The file of this name beside the daemon's own, for a check. A client is not to have other files read.
 fn beside(file: &Path, name: &str, is_check: bool) -> Result<PathBuf, ReloadError> {
     match is_check && Path::new(name).file_name() == Some(name.as_ref()) {
         true => Ok(file.with_file_name(name)),

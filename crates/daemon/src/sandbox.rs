@@ -7,7 +7,7 @@
 //!
 //! - **Files** ([`places`], `files`): Landlock lets it write below the directories that its configuration names, and read the system's
 //!   configuration and libraries, and nothing else. The directories are found when the daemon starts; whatever names another one later
-//!   is told so by name, and needs a restart.
+//!   is logged by name, and needs a restart.
 //! - **System calls** ([`calls`]): a seccomp filter with a list of what the code uses. Any other call ends the process at once with
 //!   SIGSYS, and the kernel's log says which call it was.
 //! - **Programs** ([`hostside::starter`]): a service or a channel may be a program. It must not inherit the sandbox, and the sandboxed process must

@@ -1,7 +1,7 @@
 //! A daemon from its configuration to its end.
 //!
 //! [`Daemon::start`] brings everything to listen: the runtime directory and its lock, the worker with its lines, the
-//! control socket. [`Daemon::run`] then serves until it is told to end, on the calling thread. Dropping a daemon
+//! control socket. [`Daemon::run`] then serves until asked to end, on the calling thread. Dropping a daemon
 //! closes its lines and removes its sockets, however far it has come. [`serve`] is the whole of it for a process.
 
 use std::cell::Cell;
@@ -53,7 +53,7 @@ use self::signals::Signals;
 mod private_socket;
 mod signals;
 
-/// The most findings about a configuration that the log is told of.
+/// The most findings about a configuration that are logged.
 const MAX_TOLD_FINDINGS: usize = 20;
 
 /// How long the end waits for answers that are being made. What hangs in a directory of others' may take longer, and changes nothing.
@@ -65,7 +65,7 @@ const KEEPER_WAIT: Duration = Duration::from_secs(5);
 /// How long the ready line is waited for.
 const READY_WAIT: Duration = Duration::from_secs(1);
 
-/// Why the daemon did not start, or ended otherwise than it was told to.
+/// Why the daemon did not start, or ended otherwise than asked to.
 #[expect(missing_docs, reason = "the words of each say what it is")]
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -119,7 +119,7 @@ pub struct Surroundings {
     pub arrivals: ArrivalSender,
     /// Where it writes down what it decided.
     pub audit: Audit,
-    /// Where it tells what happens.
+    /// Where it reports events.
     pub events: Events,
     /// The state directory, from the root.
     pub state_dir: PathBuf,
@@ -137,9 +137,9 @@ pub struct Started {
     pub worker: Arc<dyn LineWorker>,
     /// The part of it that switches frames.
     pub net: Arc<dyn NetWorker>,
-    /// Who serves services and published ports.
+    /// Serves services and published ports.
     pub offers: Arc<dyn Offers>,
-    /// Who sets zero-copy circuits up.
+    /// Sets zero-copy circuits up.
     pub circuits: Arc<dyn Circuits>,
 }
 
@@ -252,7 +252,7 @@ impl Daemon {
     }
 
     /// Serves until the future that `end` makes is there. `end` is called on the daemon's runtime, before anything
-    /// else, so that it can install what it waits for; it is given the control, to which it may pass on what it is told meanwhile.
+    /// else, so that it can install what it waits for; it is given the control, to which it may pass on what it gets meanwhile.
     ///
     /// # Errors
     /// What `end` says, that the control socket cannot be watched, or [`ServeError::WorkerEnded`].
@@ -490,7 +490,7 @@ pub fn dry_run(config: &Config) -> Result<Vec<String>, ServeError> {
     Ok(book.plan.lines().map(|line| line.full_name()).collect())
 }
 
-/// Tells of what can hardly be meant, and of no more than a person would read.
+/// Logs what can hardly be meant, and of no more than a person would read.
 fn warn_of(findings: &[Finding]) {
     for finding in findings.iter().take(MAX_TOLD_FINDINGS) {
         tracing::warn!("{finding}");

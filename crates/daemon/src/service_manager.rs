@@ -1,4 +1,4 @@
-//! The service manager, where there is one: sockets that it has made (sd_listen_fds(3)), what it is told (sd_notify(3)), and the sign of
+//! The service manager, where there is one: sockets that it has made (sd_listen_fds(3)), what it is sent (sd_notify(3)), and the sign of
 //! life that it waits for (sd_watchdog_enabled(3)).
 
 use std::io;
@@ -54,7 +54,7 @@ pub fn control_socket(expected: &Path) -> Result<Option<UnixListener>, HandedOve
             None => "a socket without a path".to_owned(),
         }));
     }
-    // From here on who connects sees that it is this process that listens, as at all its other sockets.
+    // From here on a client sees that it is this process that listens, as at all its other sockets.
     rustix::net::listen(&listener, BACKLOG).map_err(io::Error::from)?;
     sys::peer::refuse_descriptors(listener.as_fd())?;
     // Programs of services must not have it.
@@ -62,7 +62,7 @@ pub fn control_socket(expected: &Path) -> Result<Option<UnixListener>, HandedOve
     Ok(Some(listener))
 }
 
-/// Tells the service manager something, if there is one.
+/// Notifies the service manager, if there is one.
 pub fn notify(state: &[sd_notify::NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(%error, "cannot tell the service manager");

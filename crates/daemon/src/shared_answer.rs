@@ -1,8 +1,8 @@
-//! An answer that takes time to make, made for all who have asked before it was begun.
+//! An answer that takes time to make, made for all that asked before it was begun.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// Makes one answer at a time. Who asks gets one that was begun after that: however many ask, one is made and one is waited for.
+/// Makes one answer at a time. A caller gets one that was begun after that: however many ask, one is made and one is waited for.
 #[derive(Debug)]
 pub(crate) struct SharedAnswer<T> {
     state: Mutex<State<T>>,

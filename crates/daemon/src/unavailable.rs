@@ -1,7 +1,7 @@
 //! What was asked for and cannot be had from the system at the moment: a VM one of whose sockets cannot be made, a published port whose address
 //! is in use, an uplink whose device is missing.
 //!
-//! Others can cause each of these while no daemon runs: a user of the host who binds the address, a VMM that removes its own directory. So none of
+//! Others can cause each of these while no daemon runs: a user that binds the address, a VMM that removes its own directory. So none of
 //! them keeps the daemon from starting. A part that is unavailable stays in the configuration that is in force, its cause is shown, and it is
 //! tried again until it is there. A change that is asked for while the daemon runs is refused as a whole instead: nothing of it was in use before.
 
@@ -170,7 +170,7 @@ impl Parts {
         reasons.iter().fold(next, note)
     }
 
-    /// Takes note why a part is unavailable, and tells if that was not known.
+    /// Takes note why a part is unavailable, and logs it if not known.
     fn note_unavailable(&self, mut in_force: InForce, part: &Part, reason: &str) -> InForce {
         let before = in_force.unavailable.insert(part.clone(), reason.to_owned());
         if before.as_deref() != Some(reason) {
@@ -189,7 +189,7 @@ impl Parts {
         in_force
     }
 
-    /// Tells of a part that is there by now and was not, which was told before.
+    /// Logs a part that is there by now and was not, which was logged before.
     fn tell_available(&self, part: &Part, before: &InForce) {
         let was_told = before.unavailable.get(part);
         if was_told.is_some_and(|reason| !reason.is_empty()) {

@@ -36,11 +36,11 @@ use windows::switchboard::plane::DataPlane;
 pub struct Wiring {
     /// Where what guests' agents have to say goes. When there is no room, the guest is refused and calls again.
     pub arrivals: ArrivalSender,
-    /// Who puts calls to services through.
+    /// Puts calls to services through.
     pub dialer: Dialer,
-    /// Who takes note of what became of calls.
+    /// Takes note of what became of calls.
     pub decisions: DecisionSink,
-    /// Who takes note of lines that come and go, and of circuits that end.
+    /// Takes note of lines that come and go, and of circuits that end.
     pub observer: Observer,
     /// Where install logs are kept.
     pub state_dir: PathBuf,
@@ -71,7 +71,7 @@ pub struct Worker {
 /// The lines, and the payload in our keeping of each, in bytes.
 type KnownLines = (Vec<LineSnapshot>, HashMap<LineId, u64>);
 
-/// Who serves channels, once there are some, and the channels by the full name of their VM.
+/// Serves channels, once there are some, and the channels by the full name of their VM.
 #[derive(Default)]
 struct VmsChannels {
     server: Option<Arc<Channels>>,
@@ -420,7 +420,7 @@ impl LineWorker for Worker {
 
     fn end_host_calls(&self) -> usize {
         let count = self.orders.ask(Fabric::end_host_calls);
-        // All are told before any is waited for.
+        // All are asked before any is awaited.
         let VmsChannels { server, by_vm } = std::mem::take(&mut *sys::lock(&self.channels));
         drop(by_vm);
         drop(server);
@@ -434,7 +434,7 @@ impl LineWorker for Worker {
         drop(serial_lines);
         let thread = sys::lock(&self.thread).take();
         if let Some(thread) = thread {
-            // It has been told to end; if it panicked, that has been printed.
+            // It was asked to end; if it panicked, that has been printed.
             let _ = thread.join();
         }
     }

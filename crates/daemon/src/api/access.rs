@@ -1,4 +1,4 @@
-//! Who may do what: by the credentials of the process at the other end of the socket, as the kernel tells them.
+//! Rights of callers: by the credentials of the peer of the socket, as the kernel reports them.
 
 use std::collections::HashSet;
 use std::io;
@@ -59,7 +59,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// To whom its connections belong.
+    /// The owner of its connections.
     pub fn whose(self) -> Whose {
         match self.role {
             _ if self.is_owner => Whose::Owner,
@@ -69,10 +69,10 @@ impl Caller {
     }
 }
 
-/// Who has which role.
+/// The roles of users.
 #[derive(Debug, Clone)]
 pub struct Access {
-    /// Users who may do everything.
+    /// Users with all rights.
     owners: HashSet<u32>,
     /// None if all that connect may do everything: the socket's mode says who can.
     groups: Option<ControlGroups>,
@@ -91,7 +91,7 @@ impl Access {
         }
     }
 
-    /// The refusal for this role. Readers may see everything, so theirs says who may do more.
+    /// The refusal for this role. Readers may see all, so theirs names `operate-group`.
     pub fn forbidden(&self, role: Role) -> Failure {
         match role {
             Role::Nobody => Failure::new(Kind::Forbidden, NO_ROLE),

@@ -35,7 +35,7 @@ pub(super) async fn hold(request: Request, next: Next) -> Result<Response, Failu
 fn operation(request: &Request) -> Option<&'static Value> {
     let path = request.extensions().get::<MatchedPath>()?;
     let method = match *request.method() {
-        // Who is asked for GET is asked for HEAD too (RFC 9110, section 9.3.2).
+        // A path asked for GET is asked for HEAD too (RFC 9110, section 9.3.2).
         Method::HEAD => "get".to_owned(),
         ref method => method.as_str().to_lowercase(),
     };

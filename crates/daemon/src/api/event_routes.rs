@@ -42,7 +42,7 @@ pub(super) fn router() -> OpenApiRouter<Arc<Control>> {
 #[derive(Debug, ToSchema)]
 #[allow(dead_code)]
 struct StreamedEvent {
-    /// The event's number. What is told to one reader about itself at the end of its stream has none.
+    /// The event's number. What is sent to one reader about itself at the end of its stream has none.
     #[schema(pattern = "^[0-9]+$")]
     id: Option<String>,
     /// Its kind.
@@ -113,7 +113,7 @@ impl IntoParams for EventsHeader {
 
 /// What happens, as server-sent events: the last 4,096 events are kept, and a stream may begin with them. Each has an `id`, an `event`,
 /// which is its kind, and its `data`, which is an object of JSON (the schema `Event`). Ids grow. If events that were asked for are not
-/// known any more, the first event is `lost`. A reader who does not keep up is dropped; its last event says so.
+/// known any more, the first event is `lost`. A reader too slow to keep up is dropped; its last event says so.
 #[utoipa::path(
     get, path = "/v1/events", operation_id = "stream_events", tag = "seeing",
     params(EventsQuery, EventsHeader),

@@ -196,7 +196,7 @@ fn misfit(body: &[u8], what: &str, schema: &Value, error: &Refused) -> (String, 
     (field, detail)
 }
 
-/// The name that such a message of serde's begins with: it tells it in no other way.
+/// The name that such a message of serde's begins with: it is given in no other way.
 fn named<'a>(words: &'a str, begin: &str) -> Option<&'a str> {
     Some(words.strip_prefix(begin)?.split_once('`')?.0)
 }

@@ -33,7 +33,7 @@ pub const CONNECTIONS: Limits = Limits {
     remedy: "close some, or try again when some are closed",
 };
 
-/// The most connections at once of those who only hear that they are not served. Those beyond it are closed.
+/// The most connections at once of those only refused here. Those beyond it are closed.
 const MAX_TURNED_AWAY: usize = 64;
 
 /// How long those may take to ask and to hear.
@@ -57,7 +57,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What the log says of a client that does not speak as clients do.
 const NO_HTTP: &str = "what has connected to the control socket speaks no HTTP, as a VMM's device does, whose socket is the one that `ringdown args NAME --vmm qemu` prints";
 
-/// Serves requests of those who have access until `end` is there, and then lets those under way finish for a short while.
+/// Serves requests of those with access until `end` is there, and then lets those under way finish for a short while.
 pub async fn serve(
     listener: UnixListener,
     router: Router,
@@ -165,7 +165,7 @@ fn admit(
     }
 }
 
-/// Gives one answer to a caller that is not served, and closes. It takes no place from those who are, and little time.
+/// Gives one answer to a caller that is not served, and closes. It takes no place from others, and little time.
 fn turn_away(stream: UnixStream, failure: Failure, places: &Arc<Semaphore>) {
     let Ok(place) = places.clone().try_acquire_owned() else {
         return;

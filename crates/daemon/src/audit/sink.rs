@@ -15,7 +15,7 @@ pub(super) struct Sink {
     torn: bool,
     /// Lines that could not be written and of which nothing has been said in the file yet.
     unwritten: u64,
-    /// The log has been told of the failure that goes on.
+    /// The failure that goes on has been logged.
     told: bool,
 }
 

@@ -25,7 +25,7 @@ pub const MAX_WAITING_RECORDS: usize = 4096;
 /// Sources that are counted apart. Those beyond it share one count.
 pub const MAX_SOURCES: usize = 4096;
 
-/// How often what was held back is told.
+/// How often what was held is logged.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Where records are handed in. Clones write to the same file.
@@ -96,7 +96,7 @@ struct Unwritten {
 }
 
 impl Audit {
-    /// Starts a writer for this file, which is appended to. Without one, the log is told: of what was allowed at level `debug`, of the
+    /// Starts a writer for this file, which is appended to. Without one, it is logged: of what was allowed at level `debug`, of the
     /// rest at level `info`.
     ///
     /// # Errors
@@ -156,9 +156,9 @@ impl Audit {
             .try_send(Message::Record(Box::new((now, record))))
         {
             Ok(()) => source.passed += 1,
-            // The writer is at work, and tells what was held back when it is done.
+            // The writer is at work, and logs what was held back when it is done.
             Err(TrySendError::Full(_)) => source.held_back.count(decision),
-            // The daemon has ended, and its last window has been told.
+            // The daemon has ended, and its last window is reported.
             Err(TrySendError::Disconnected(_)) => {}
         }
         true
@@ -193,7 +193,7 @@ impl Audit {
 
 impl Drop for AuditWriter {
     fn drop(&mut self) {
-        // Who hands in records must not keep the daemon from ending: the writer is told, and not left to notice.
+        // Callers with records must not keep the daemon from ending: the writer is notified, not left to notice.
         if self.messages.send(Message::End).is_err() {
             return;
         }
@@ -213,7 +213,7 @@ impl Writer {
     fn run(mut self, todo: &Receiver<Message>) {
         let mut window_end = Instant::now() + WINDOW;
         loop {
-            // With nothing counted there is nothing to tell at the end of the window: an idle daemon sleeps.
+            // With nothing counted there is nothing to log at the end of the window: an idle daemon sleeps.
             let message = if self.shared.sources().is_empty() {
                 window_end = Instant::now() + WINDOW;
                 todo.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -254,7 +254,7 @@ impl Writer {
         );
     }
 
-    /// Tells what was held back, and lets every source begin anew.
+    /// Logs what was held back, and lets every source begin anew.
     fn close_window(&mut self) {
         // Taken out at once, so that no recorder waits for the disk.
         let sources = std::mem::take(&mut *self.shared.sources());
@@ -295,7 +295,7 @@ impl Shared {
         sys::lock(&self.sources)
     }
 
-    /// What a caller is counted by: never empty, except for those for whom there is no room.
+    /// What a caller is counted by: never empty, except for those without room.
     fn key(&self, sources: &HashMap<String, Source>, caller: &DecisionCaller) -> String {
         let key = match caller {
             DecisionCaller::Vm { domain, vm, .. } => format!("vm {domain}/{vm}"),

@@ -11,7 +11,7 @@ use crate::control_error::ControlError;
 use crate::metrics::{self, Facts, Whole};
 
 impl Control {
-    /// Figures of all lines and guests. Who asks while a page is made gets that page.
+    /// Figures of all lines and guests. A caller during its making gets that page.
     ///
     /// # Errors
     /// [`ControlError::Lost`].

@@ -1,4 +1,4 @@
-//! The networks of a running daemon: which there are, who is in them, and the links of their ports.
+//! The networks of a running daemon: which there are, their ports, and the links of these.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

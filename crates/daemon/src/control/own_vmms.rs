@@ -18,10 +18,10 @@ use tokio::time::timeout;
 
 use super::Control;
 
-/// How many sockets are looked at at once for one answer.
+/// How many sockets are checked at once for one answer.
 const MAX_AT_ONCE: usize = 32;
 
-/// How long an answer waits for one of them: its directory is the VMM's, who may hold up who looks there.
+/// How long an answer waits for one of them: its directory is the VMM's, which may hold up lookups.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How far a VM has come, and what is wrong.
@@ -70,7 +70,7 @@ fn seen_at(path: &Path) -> Seen {
         }
         Err(error) if error.kind() == ErrorKind::NotFound => (VmState::Waiting, None),
         Err(error) if error.kind() == ErrorKind::TimedOut => unseen(path),
-        // What may not be looked at may be there.
+        // What may not be checked may be there.
         Ok(Occupant::Socket) | Err(_) => (VmState::Joined, None),
     }
 }
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// More of them than are looked at at once.
+    /// More of them than are checked at once.
     #[tokio::test]
     async fn vmms_whose_directories_hang_cost_their_own_states_alone() {
         let directory = tempfile::tempdir().unwrap();

@@ -105,7 +105,7 @@ impl Control {
         policy: &PolicyAnswer,
     ) -> Result<Vec<String>, ControlError> {
         let port = policy.port;
-        // Who is redirected has nothing to do with whom it dialled.
+        // A redirected call has nothing to do with the VM dialled.
         let reached = match policy.redirect.as_deref() {
             Some(to) => {
                 let (name, _) = to.rsplit_once(':').unwrap_or((to, ""));
@@ -129,7 +129,7 @@ impl Control {
         if let (Some(caller), true) = (caller, is_listener) {
             let stem = caller.hybrid.as_ref().unwrap_or(&caller.host);
             let host = stem.clone();
-            // The directory may be a VMM's, who can hold up who looks there.
+            // The directory may be a VMM's, which can hold up lookups.
             let look = self.readiness.gates().at(stem, move || silence(host, port));
             hindrances.extend(timeout(PATIENCE, look).await.ok().flatten().flatten());
         }
@@ -202,7 +202,7 @@ fn program_words(from: &str) -> Option<String> {
     Some(format!("user:{uid}"))
 }
 
-/// That no program of the host listens beside the host socket of a VM. What cannot be looked at is not taken for silence.
+/// That no program of the host listens beside the host socket of a VM. What cannot be checked is not taken for silence.
 fn silence(host: PathBuf, port: u32) -> Option<String> {
     let own = [
         wire::agent::PORT,

@@ -7,7 +7,7 @@ use api::{EventDetails, EventKind};
 
 use policy::{Time, TokenBucket};
 
-/// Events at once, and seconds until as many may be told again: one each second in the long run.
+/// Events at once, and seconds until as many may be sent again: one each second in the long run.
 pub(super) const EVENTS: u64 = 100;
 
 /// Of each VM, by the name that its events have.
@@ -24,7 +24,7 @@ struct Allowance {
 }
 
 impl Allowances {
-    /// The event, if it may be told now. Else it is held, in the place of another one of the VM.
+    /// The event, if it may be sent now. Else it is held, in the place of another one of the VM.
     pub(super) fn admit(
         &mut self,
         kind: EventKind,
@@ -84,7 +84,7 @@ mod tests {
         let told = (0..3 * EVENTS).filter(|_| tell("web", now).is_some());
         assert_eq!(told.count() as u64, EVENTS);
         assert!(tell("db", now).is_some());
-        // The next one that is told says how many were not.
+        // The next one that is sent says how many were not.
         let (_, details) = tell("web", now + SECOND).unwrap();
         assert_eq!(details.left_out, Some(2 * EVENTS));
         assert_eq!(tell("db", now + SECOND).unwrap().1.left_out, None);

@@ -84,7 +84,7 @@ impl CallNotes {
 }
 
 impl Events {
-    /// Tells of windows that are lent and free again.
+    /// Reports windows that are lent and free again.
     pub fn of_windows(&self) -> windows::memory::Observer {
         let events = self.clone();
         Box::new(move |state, vms| {
@@ -99,7 +99,7 @@ impl Events {
     }
 }
 
-/// Tells of lines and circuits that the worker observes.
+/// Reports lines and circuits that the worker observes.
 pub fn observer(events: Events) -> Observer {
     let ends = allowances();
     Box::new(move |observation: &Observation<'_>| match observation {
@@ -140,7 +140,7 @@ fn is_us(pid: i32) -> bool {
     u32::try_from(pid).is_ok_and(|pid| pid == std::process::id())
 }
 
-/// Who has an allowance of its own, as in the audit. Programs of one user are one.
+/// The owner of an allowance, as in the audit. Programs of one user are one.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Source {
     Vm(String),

@@ -24,7 +24,7 @@ pub const MAX_EVENTS: usize = 4096;
 /// The longest text of an event, in bytes. What is longer is cut.
 pub const MAX_TEXT_LEN: usize = 1024;
 
-/// Where events are told and read. Clones are the same.
+/// Where events are sent and read. Clones are the same.
 #[derive(Debug, Clone)]
 pub struct Events {
     shared: Arc<Shared>,
@@ -148,7 +148,7 @@ impl Events {
         }
     }
 
-    /// Tells of something that has happened. Never waits for a reader.
+    /// Reports what has happened. Never waits for a reader.
     pub fn tell(&self, kind: EventKind, details: EventDetails) {
         sys::lock(&self.shared.log).push(kind, bounded(details));
         if self.shared.changed.receiver_count() > 0 {
@@ -160,7 +160,7 @@ impl Events {
     /// that readers see the last state.
     pub fn tell_of_vm(&self, kind: EventKind, details: EventDetails) {
         let mut allowances = sys::lock(&self.shared.allowances);
-        // Told while it is locked: of one VM nothing overtakes what was held.
+        // Sent while it is locked: of one VM nothing overtakes what was held.
         match allowances.admit(kind, details, rate::now()) {
             Some((kind, details)) => self.tell(kind, details),
             None => self.shared.is_held.notify_one(),
@@ -186,7 +186,7 @@ impl Events {
         allowances.holds_any()
     }
 
-    /// Tells of a call that was refused, and remembers why. `told_to_readers` says whether its caller has not been refused all too often
+    /// Reports a refused call, and remembers why. `told_to_readers` says whether its caller has not been refused all too often
     /// lately. `caller` and `callee` are the words by which they are asked for.
     pub fn tell_refusal(
         &self,
@@ -209,7 +209,7 @@ impl Events {
         self.refusals_of(|refusals| refusals.put_through(call));
     }
 
-    /// Tells that the configuration has changed: what failed before it is past.
+    /// Reports that the configuration changed: what failed before it is past.
     pub fn tell_of_change(&self, details: EventDetails) {
         self.refusals_of(Refusals::changed);
         self.tell(EventKind::PolicyChanged, details);
@@ -272,10 +272,10 @@ impl Events {
         (log.next_id - log.first_id, log.places.len())
     }
 
-    /// A reader, and what it has to be told first if it asked for events that are not known.
+    /// A reader, and what it has to get first if it asked for events that are not known.
     ///
     /// # Errors
-    /// [`NoPlace`], for one who follows.
+    /// [`NoPlace`], for a follower.
     pub fn read(
         &self,
         asked: Asked,
@@ -380,7 +380,7 @@ impl Log {
         self.ring.push_back(Arc::new(event));
     }
 
-    /// Drops a reader for whom the ring has let go of an event.
+    /// Drops a reader that missed an event of the ring.
     fn drop_one(&mut self) -> Option<EventDetails> {
         let late = self.places.late(self.oldest())?;
         let missed = self.next_id - 1 - late.given;
@@ -394,7 +394,7 @@ impl Log {
         self.ring.front().map_or(self.next_id, |event| event.id)
     }
 
-    /// Where a reader begins who has seen the event of this number, and what is lost to it.
+    /// Where a reader begins that saw the event of this number, and what is lost to it.
     fn begin(&self, after: Option<u64>) -> (u64, Option<Event>) {
         let before = self.oldest() - 1;
         let Some(after) = after else {
@@ -422,7 +422,7 @@ impl Log {
     }
 }
 
-/// What is told of a reader that was dropped.
+/// The log of a reader that was dropped.
 fn dropped(missed: u64) -> EventDetails {
     EventDetails {
         count: Some(missed),

@@ -1,4 +1,4 @@
-//! Places in the ring for readers who follow.
+//! Places in the ring for following readers.
 
 use runtime::places::{Limits, NoPlace, Whose};
 
@@ -10,7 +10,7 @@ pub const READERS: Limits = Limits {
     remedy: "end one of them first, or ask for what is kept with follow=false",
 };
 
-/// How many there may be with those who were dropped.
+/// How many there may be with the dropped ones.
 const AND_DROPPED: Limits = Limits {
     of_class: 2 * READERS.of_class,
     of_user: 2 * READERS.of_user,
@@ -40,7 +40,7 @@ impl Places {
     pub(super) fn enter(&mut self, whose: Whose, given: u64) -> Result<u64, NoPlace> {
         let reading = self.places.iter().filter(|place| place.missed.is_none());
         READERS.room(whose, reading.map(|place| place.whose))?;
-        // Those who were dropped may yet have to hear of it, which takes them no longer than their connections let them stall.
+        // Dropped readers may yet have to hear of it, which takes them no longer than their connections let them stall.
         AND_DROPPED.room(whose, self.places.iter().map(|place| place.whose))?;
         self.last_number += 1;
         self.places.push(Place {
@@ -60,7 +60,7 @@ impl Places {
         self.places.retain(|place| place.number != number);
     }
 
-    /// One who has not been given an event before `oldest` and is not dropped yet.
+    /// A reader not yet given an event before `oldest` and is not dropped yet.
     pub(super) fn late(&mut self, oldest: u64) -> Option<&mut Place> {
         let mut places = self.places.iter_mut();
         places.find(|place| place.missed.is_none() && place.given + 1 < oldest)

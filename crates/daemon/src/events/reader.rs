@@ -16,13 +16,13 @@ use super::log::{Asked, Events, Next, Position};
 /// The most events of one piece of the stream. One piece waits for the reader, and one is being made.
 const PIECE_EVENTS: usize = 64;
 
-/// How often a reader who has nothing to read is shown that the daemon is there, and the daemon finds out whether the reader is.
+/// How often an idle reader is shown that the daemon is there, and the daemon finds out whether the reader is.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
-/// How long a reader who was dropped is given to hear of it.
+/// How long a dropped reader is given to hear of it.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// A reader of events. One who follows has a place in the ring for as long as this is there.
+/// A reader of events. A follower has a place in the ring for as long as this is there.
 #[derive(Debug)]
 pub struct EventReader {
     events: Events,
@@ -70,7 +70,7 @@ impl EventReader {
         let mut quiet_since = Instant::now();
         loop {
             if !piece.is_empty() {
-                // One who takes nothing is cut off by the connection, which ends this.
+                // One taking nothing is cut off by the connection, which ends this.
                 if pieces.send(std::mem::take(&mut piece)).await.is_err() {
                     return;
                 }

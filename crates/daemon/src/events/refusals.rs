@@ -20,9 +20,9 @@ const FAILURE_LASTS: Duration = Duration::from_secs(600);
 /// `host` as a caller is every program of the host, and every peer at a published port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call<'a> {
-    /// Who calls.
+    /// The caller.
     pub from: Option<&'a str>,
-    /// Who is called.
+    /// The callee.
     pub to: Option<&'a str>,
     /// The port.
     pub port: u32,
@@ -105,7 +105,7 @@ impl Refusals {
             number: self.count,
             refusal,
         };
-        // The latest are looked at first: who calls in vain mostly calls again.
+        // The latest are checked first: a refused caller mostly calls again.
         let of_same = of_caller.iter().rposition(|known| known.is_like(&new));
         if let Some(index) = of_same {
             if let Some(known) = of_caller.remove(index) {

@@ -11,7 +11,7 @@ use wire::agent::PORT;
 
 use super::log::rfc_3339;
 
-/// For so long a caller has waited at least who can say that an agent does not answer: the daemon gives it as long for its hello.
+/// For so long a caller has waited at least to show that an agent does not answer: the daemon gives it as long for its hello.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// The most agents of which it is known.
@@ -40,7 +40,7 @@ impl SilentAgents {
             Some(0) if age >= SILENCE && self.0.len() < MAX_AGENTS => {
                 self.0.insert(vm.to_owned(), (now, age));
             }
-            // Who gave up at once has learned nothing.
+            // Giving up at once shows nothing.
             Some(0) | None => {}
             Some(_) => {
                 self.0.remove(vm);

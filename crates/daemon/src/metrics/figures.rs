@@ -61,7 +61,7 @@ pub(super) fn add_restart(page: &mut Page, restart: Option<&Restart>) {
     }
 }
 
-/// Adds those of who reads events, captures, and anything.
+/// Adds those of readers: events, captures, anything.
 pub(super) fn add_readers(page: &mut Page, events: &Events, captures: &Captures, stalled: u64) {
     let (_, readers) = events.counts();
     page.set("ringdown_event_readers", &[], readers as f64);

@@ -13,7 +13,7 @@ use super::{NetChange, NetFault, PlacedPort};
 
 type Result<T> = std::result::Result<T, device::net::NetError>;
 
-/// How long a guest may use an address before it asks again. It gets the same one each time; the renewals tell it of other changes.
+/// How long a guest may use an address before it asks again. It gets the same one each time; the renewals bring it other changes.
 const LEASE: Duration = Duration::from_secs(12 * 3600);
 
 /// Adds what is new. Ports that cannot be opened are taken from the change, and returned. When something else cannot be, nothing of it remains.

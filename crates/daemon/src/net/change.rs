@@ -35,7 +35,7 @@ pub struct NetChange {
     pub changed_ports: Vec<PlacedPort>,
     /// Ports that go.
     pub removed_ports: Vec<PortSpec>,
-    /// Networks that are told other hosts than before.
+    /// Networks that get other hosts than before.
     pub hosts: Vec<(String, Vec<NetHost>)>,
 }
 

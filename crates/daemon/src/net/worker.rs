@@ -173,7 +173,7 @@ impl NetWorker for NetThread {
             return;
         };
         running.orders.ask(NetFabric::stop);
-        // It has been told to end; if it panicked, that has been printed.
+        // It was asked to end; if it panicked, that has been printed.
         let _ = running.thread.join();
     }
 }

@@ -15,7 +15,7 @@ use super::meant::Stands;
 use super::nothing::agent_only_words;
 use super::ways::is_agent_only;
 
-/// The most findings that are told.
+/// The most findings shown.
 pub const MAX_FINDINGS: usize = 1000;
 
 /// The most unknown names with a suggestion each: it compares the name with every other.
@@ -31,7 +31,7 @@ const OWN_PORTS_ARE: &str = "ports 1005 to 1007 of a VM are for programs of its 
 const MAX_NAMED_RULES: usize = 4;
 
 impl Rulebook {
-    /// What a person is told who asks for a check.
+    /// What a person gets from a check.
     pub fn report(&self) -> PolicyReport {
         PolicyReport {
             rules: self.rules.len(),
@@ -63,7 +63,7 @@ impl Rulebook {
         }
     }
 
-    /// What is found by looking at each rule, service and published port by itself.
+    /// What is found by checking each rule, service and published port by itself.
     pub(super) fn check_names(&self) -> Vec<Finding> {
         let suggestions = Suggestions::default();
         let of_rules = self.rules.iter().flat_map(|rule| {

@@ -9,7 +9,7 @@ use super::Rulebook;
 use super::listing::info;
 use hostside::proxy::egress::is_network;
 
-/// The most rules that are told of in an answer.
+/// The most rules that an answer names.
 const MAX_PASSED_OVER: usize = 4;
 
 impl Rulebook {

@@ -329,14 +329,14 @@ fn rules_that_nearly_decided_otherwise_are_named_with_what_they_lack() {
         let passed = answer.passed_over.iter();
         passed.map(|passed| passed.to_string()).collect()
     };
-    // Those that deny do not help who is denied, and what is about services or programs says nothing of VMs.
+    // Those that deny do not help the denied, and what is about services or programs says nothing of VMs.
     assert_eq!(
         passed("web", "db", 1),
         [
             "it would be allowed by rule 2 \"to-db\" (ringdown.toml: line 34, column 1), but port is 5432 there"
         ]
     );
-    // The port first, then who calls.
+    // First the port, then callers.
     assert_eq!(
         passed("db", "ci", 80),
         ["it would be allowed by rule 7 (ringdown.toml: line 65, column 1), but from is www there"]

@@ -330,7 +330,7 @@ fn what_cannot_be_taken_leaves_everything_as_it_was_and_says_so() {
             .unwrap()
             .starts_with("cannot read the configuration file")
     );
-    // And the daemon can still be told something that holds.
+    // And the daemon still takes something that holds.
     write(&daemon, SECOND);
     assert_eq!(reload(&daemon).0, 200);
     assert_ne!(state().1, before.1);
@@ -381,7 +381,7 @@ fn aliases_move_between_vms_and_rules_follow() {
         )
     };
     let daemon = FakeDaemon::with_file(&text("\"main\"", ""));
-    // Guests are told so too.
+    // Guests get it too.
     let aliases = || daemon.worker().policy().unwrap().aliases;
     let pair = |name: &str, aliases: &[&str]| {
         let aliases = aliases.iter().map(|alias| (*alias).to_owned());
@@ -481,7 +481,7 @@ fn networks_and_ports_come_go_and_change() {
     );
     assert_eq!(hosts(&daemon, "lan"), ["web"]);
     assert_eq!(hosts(&daemon, "dmz"), ["db"]);
-    // A network that is told anew what it answers is told its hosts anew as well.
+    // A network that gets its answers anew gets its hosts anew as well.
     write(
         &daemon,
         &(text.replace("isolated = true", "isolated = true\ndns = false")

@@ -151,7 +151,7 @@ const FILES: [i64; 19] = [
 /// `fchmodat2`, which has the same number everywhere and is not in all C libraries.
 const SYS_FCHMODAT2: i64 = 452;
 
-/// Who this is, and how much it may have.
+/// Own ids, and how much it may have.
 const SELF: [i64; 11] = [
     libc::SYS_getegid,
     libc::SYS_geteuid,
@@ -197,7 +197,7 @@ const FAMILIES: [i32; 5] = [
     libc::AF_PACKET,
 ];
 
-/// What the kernel told the process at its start, which is read before the clock is. Not in all C libraries.
+/// What the kernel gave the process at its start, which is read before the clock is. Not in all C libraries.
 const PR_GET_AUXV: i32 = 0x4155_5856;
 
 /// What may be asked and set: a thread's name, how exact its timers are, names of memory in what `/proc` shows, and the above.
@@ -237,7 +237,7 @@ const SET_ID: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
 /// The flags with which a file is made, the second without its part that asks for a directory.
 const CREATES: u64 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
 
-/// What `ioctl` does not do: type into a terminal, in two ways, and say who gets a descriptor's signals, in two ways.
+/// What `ioctl` does not do: type into a terminal, in two ways, and route a descriptor's signals, in two ways.
 const REFUSED_IOCTLS: [u32; 4] = [
     libc::TIOCSTI as u32,
     libc::TIOCLINUX as u32,
@@ -249,7 +249,7 @@ const REFUSED_IOCTLS: [u32; 4] = [
 const FIOSETOWN: u32 = 0x8901;
 const SIOCSPGRP: u32 = 0x8902;
 
-/// What `fcntl` does not do: say who gets a descriptor's signals, and which signal.
+/// What `fcntl` does not do: route a descriptor's signals, and which signal.
 const REFUSED_FCNTLS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
 
 /// Not in all C libraries.

@@ -10,7 +10,7 @@ use runtime::directory::{
     RuntimeError, close_to_others, listen_privately, open_to, who_is_shut_out,
 };
 
-/// A socket of this daemon's own that only its user may connect to; or one of the service manager's, which says who may.
+/// A socket of this daemon's own that only its user may connect to; or one of the service manager's, whose mode holds.
 pub(super) struct PrivateSocket {
     listener: UnixListener,
     /// What is to be removed at the end.
@@ -26,7 +26,7 @@ impl PrivateSocket {
         })
     }
 
-    /// The control socket, for those whom the configuration names. What each may do is decided about each connection.
+    /// The control socket, for those the configuration names. What each may do is decided about each connection.
     pub(super) fn listen_for(settings: &Settings) -> Result<PrivateSocket, RuntimeError> {
         let path = control_socket(&settings.runtime_dir);
         let socket = PrivateSocket::listen(&path)?;

@@ -1,4 +1,4 @@
-//! What the process is told by signals.
+//! What signals ask of the process.
 
 use std::io;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Signals {
     }
 }
 
-/// Reloads, and tells the service manager when that begins and ends (sd_notify(3), `Type=notify-reload`).
+/// Reloads, and shows the service manager when that begins and ends (sd_notify(3), `Type=notify-reload`).
 async fn reload(control: &Arc<Control>) {
     let begun = sd_notify::NotifyState::monotonic_usec_now();
     match begun {

@@ -248,7 +248,7 @@ fn a_daemon_without_a_worker_ends_and_says_so() {
     assert_eq!(sockets(daemon.runtime_dir()), [""; 0]);
 }
 
-/// The owner of a directory may keep a look at it from ending, and must not keep the daemon.
+/// The owner of a directory may keep a lookup from ending, and must not keep the daemon.
 #[test]
 fn what_hangs_in_a_directory_of_others_does_not_keep_the_daemon() {
     let directory = tempfile::tempdir().unwrap();

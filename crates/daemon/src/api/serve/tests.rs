@@ -199,7 +199,7 @@ async fn whoever_has_no_role_hears_the_same_whatever_is_asked() {
             .find(|line| line.starts_with("date: "))
             .unwrap()
             .to_owned();
-        // Nor who may do it, which is in the configuration that they may not see.
+        // Nor the group that may, as the configuration is not theirs to see.
         let numbers = [u32::MAX - 1, u32::MAX - 2].map(|gid| gid.to_string());
         assert!(!numbers.iter().any(|gid| answer.contains(gid)), "{answer}");
         answers.insert(answer.replace(&date, ""));

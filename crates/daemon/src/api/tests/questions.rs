@@ -1,4 +1,4 @@
-//! Many who may only read, beside others.
+//! Many readers, beside others.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ async fn readers_without_number_delay_neither_owners_nor_the_control_thread() {
         asked.push(ask(&readers, "/v1/vms").await);
     }
     until_held(&worker, 1).await;
-    // Of those who hang up, the one that is answered keeps its place.
+    // Of those hanging up, the one that is answered keeps its place.
     asked.truncate(10);
     let owner = ask(&owners, "/v1/vms").await;
     until_held(&worker, 2).await;

@@ -1,4 +1,4 @@
-//! How many readers there may be, and what becomes of one who asks for what is kept and is slow.
+//! How many readers there may be, and what becomes of one asking for what is kept, but slow.
 
 use super::*;
 
@@ -50,7 +50,7 @@ async fn all_users_together_leave_those_who_own_the_daemon_their_places() {
     assert_eq!(readers.len(), READERS.of_class);
     let late = Whose::Reader(users as u32);
     assert_eq!(refusal(&events, late), NoPlace::OfClass(late, READERS));
-    // Those who may do more have places of their own.
+    // Other roles have places of their own.
     drop(follow(&events, Whose::Operator(0), READERS.of_user));
     let mut own = follow(&events, Whose::Owner, READERS.of_class);
     assert_eq!(
