@@ -1,6 +1,6 @@
 //! The guest's part in a benchmark: one stream of bytes, or of round trips.
 //!
-//! The host says which part ([`Role`]) and with whom ([`Peer`]): with its own program, then everything passes on the
+//! The host says which part ([`Role`]) and the peer ([`Peer`]): with its own program, then everything passes on the
 //! connection that asked; or with the agent of another guest, then the host's connection carries only words, and the
 //! payload a circuit of its own between the guests. [`Line`] hides the difference. What passes is said in [`wire::agent::bench`].
 
@@ -30,7 +30,7 @@ pub struct Places {
     buffered: Arc<AtomicUsize>,
 }
 
-/// Take this part, and tell the host how it went. `place` is given back as soon as the stream has one of its own.
+/// Take this part, and send the host the result. `place` is given back as soon as the stream has one of its own.
 pub(crate) fn run(
     host: &OwnedFd,
     decoder: Decoder,

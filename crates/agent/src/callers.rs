@@ -1,4 +1,4 @@
-//! Whether who calls the agent on a line is its host.
+//! Whether the agent's caller on a line is its host.
 //!
 //! The agent does for its host what root does, so no other caller may be served. What shows that a connection comes from the host is another thing
 //! on each kind of line:
@@ -56,7 +56,7 @@ enum State {
 }
 
 impl Callers {
-    /// Of a UNIX socket that looks at each caller's user.
+    /// Of a UNIX socket that checks each caller's user.
     pub fn at_unix_socket() -> Callers {
         Callers::new(Line::Unix, State::Known)
     }

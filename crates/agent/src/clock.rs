@@ -1,4 +1,4 @@
-//! The guest's clock: what it says, who keeps it right, and setting it.
+//! The guest's clock: what it says, its keepers, and setting it.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -27,13 +27,13 @@ const SETUID: u32 = 0o4000;
 /// The bits of a file's mode that let its group or all others write to it.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// How often a process is looked at. What is read of it is not of one moment, as it may run another program meanwhile.
+/// How often a process is checked. What is read of it is not of one moment, as it may run another program meanwhile.
 const LOOKS: [(); 3] = [(); 3];
 
 /// How long `timedatectl` may take.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The most processes whose names are looked at.
+/// The most processes whose names are read.
 const MAX_PROCESSES: usize = 65_536;
 
 /// What the clock says, in nanoseconds since 1970.

@@ -42,7 +42,7 @@ impl Running {
     /// Start a command. `launcher` is the agent's own executable, needed for terminals.
     ///
     /// # Errors
-    /// What to tell the host: nothing was started.
+    /// Report to the host: nothing was started.
     pub fn start(request: &ExecStart, launcher: &Path) -> Result<Running, ErrorReport> {
         let user = User::current();
         let directory = match &request.directory {
@@ -267,7 +267,7 @@ fn open_terminal(terminal: &Terminal) -> rustix::io::Result<(OwnedFd, OwnedFd)> 
     Ok((controller, device))
 }
 
-/// Tell a terminal its size in characters.
+/// Set a terminal's size in characters.
 ///
 /// # Errors
 /// It is not a terminal any more.

@@ -1,4 +1,4 @@
-//! Asking the host who is who: the directory port, from a guest. See [`wire::directory`] for what is said.
+//! Asking the host for names: the directory port, from a guest. See [`wire::directory`] for what is said.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

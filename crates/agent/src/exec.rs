@@ -145,7 +145,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// End a command whose session failed, and tell the host why if there is something to tell.
+    /// End a command whose session failed, and send the host the reason, if there is one.
     pub(crate) fn abandon(mut self, stop: &Stop) {
         if let Stop::Report(report) = stop {
             let sent = self

@@ -2,7 +2,7 @@
 //!
 //! Programs that know nothing of vsock reach a service of the host so, an egress service above all: curl, git, pip and apt take a proxy at
 //! 127.0.0.1. Each connection has a thread. At most [`MAX_CONNECTIONS`] are carried, of which a user of the guest, or an address of another machine, has as many as it leaves to others;
-//! who has no place waits for one.
+//! others wait for a place.
 //!
 //! The end of either direction is passed on and the other goes on, so a reply after a half-close arrives. A connection that fails on one side
 //! is reset on the other, as far as the system knows resets there.
@@ -114,7 +114,7 @@ fn serve(
             Ok(accepted) => accepted,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {
-                // Who went away while it waited, or no descriptors: neither ends the forwarding.
+                // A caller gone while it waited, or no descriptors: neither ends the forwarding.
                 eprintln!("ringdown-agent: cannot accept a connection: {error}");
                 std::thread::sleep(ACCEPT_BACKOFF);
                 continue;
@@ -161,7 +161,7 @@ impl<D> Shared<D> {
     }
 }
 
-/// A connection, and who has made it.
+/// A connection, and its maker.
 fn accept(listener: &TcpListener) -> io::Result<(OwnedFd, Caller)> {
     let (client, peer) = listener.accept()?;
     let caller = Caller::of(client.local_addr()?, peer);

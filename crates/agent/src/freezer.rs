@@ -9,7 +9,7 @@
 //! everything is thawed.
 //!
 //! A file system is on the list before it is frozen, and leaves it when it is known not to be: what cannot be thawed stays there
-//! and is tried again. If the owner ends before the list is empty, the agent, who waits for the lock, becomes the owner and thaws; so does
+//! and is tried again. If the owner ends before the list is empty, the agent, next to have the lock, becomes the owner and thaws; so does
 //! an agent that starts and finds a list. A call of `fsfreeze` that was killed, or whose owner was, may still freeze
 //! when its wait in the kernel is over. It holds a lock of its own, and until that is free nothing leaves the list.
 //!
@@ -18,7 +18,7 @@
 //! device in the table of mounts, wherever it is mounted by then; a path in that table counts only if it leads to that very mount.
 //!
 //! `fsfreeze` (of util-linux or busybox) freezes one file system after the other, the last mounted first, so that no file
-//! system has to write through a frozen one to become still. Who writes to a frozen file system waits. Therefore nothing here does:
+//! system has to write through a frozen one to become still. A writer to a frozen file system waits. Therefore nothing here does:
 //! [`PLACE`] has to be in memory, and the agent writes no log meanwhile.
 
 mod mounts;

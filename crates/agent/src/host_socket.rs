@@ -1,4 +1,4 @@
-//! A way to the host for programs of a guest that has no vsock: a UNIX socket at which the agent, who has the serial port, takes calls.
+//! A way to the host for programs of a guest that has no vsock: a UNIX socket at which the agent, with the serial port, takes calls.
 //!
 //! A program says `CONNECT <port>\n`, and is answered `OK <port>\n`, after which the socket is a connection to that port of the host; or `ERR <reason>\n`.
 //! It is the same convention as at a VM's host socket ([`wire::connect`]), the other way round. Root may connect, and the agent's own

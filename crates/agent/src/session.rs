@@ -232,7 +232,7 @@ impl Request {
     }
 }
 
-/// Tell the host why there will be no operation, as far as it listens.
+/// Show the host why there will be no operation, as far as it listens.
 pub(crate) fn tell(socket: &OwnedFd, report: &ErrorReport, deadline: Instant) {
     if let Ok(bytes) = Frame::Error(report.clone()).to_bytes(OPERATION_CHANNEL) {
         let _ = send_all(socket, &bytes, deadline);

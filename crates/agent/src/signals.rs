@@ -10,7 +10,7 @@ use sys::foreground::ignored_signals;
 /// The signals that programs expect to act on them unless they say otherwise.
 const EXPECTED: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2];
 
-/// Keeps signals that the agent was told to ignore, as a shell tells what it starts in the background, from being ignored
+/// Keeps signals ignored at the agent's start, as a shell has it for what runs in the background, from being ignored
 /// by every command it runs: the agent goes on ignoring them itself, but by a handler, and a handler does not outlive
 /// the start of another program.
 ///

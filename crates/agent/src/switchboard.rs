@@ -1,6 +1,6 @@
 //! The guest's switchboard: programs of the guest get circuits of it, zero-copy ones where there is a window for them.
 //!
-//! Programs come to a UNIX socket ([`programs`]) and say whom they want to call, or where they want to be called. The call itself is an ordinary vsock connection
+//! Programs come to a UNIX socket ([`programs`]) and name their callee, or where they want to be called. The call itself is an ordinary vsock connection
 //! ([`calls`]): it is made, or not, as that of any other program. Beside that the agent reports to the host ([`link`]) that a window is wanted for it, and the host decides from the connection that it
 //! carries. If it gives a window, which is a device of this guest ([`devices`]), the agent hands the device's descriptor to that one program; if not, the connection
 //! carries the bytes. So whatever is missing (windows, an answer, the host's switchboard at all), there is a circuit, as long as there is a connection.

@@ -368,7 +368,7 @@ fn start_datagrams() -> io::Result<Starting> {
     Starting::by(command)
 }
 
-/// What this program does then: makes sockets for whom has the other end of standard input.
+/// What this program does then: makes sockets for the peer of standard input.
 ///
 /// # Errors
 /// The other end is gone.

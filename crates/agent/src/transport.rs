@@ -161,7 +161,7 @@ pub(crate) fn listen_at_path(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
     listen_at_path_with_mode(path, 0o600)
 }
 
-/// The same for users whom this mode allows.
+/// The same for users that this mode allows.
 pub(crate) fn listen_at_path_with_mode(
     path: &Path,
     mode: u32,

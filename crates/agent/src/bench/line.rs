@@ -96,7 +96,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Take note of what the host has said, without waiting. Only for the one who sends, or between guests: otherwise what
+    /// Take note of what the host has said, without waiting. Only for the sender, or between guests: otherwise what
     /// the host sends is payload.
     pub(super) fn hear_host(&mut self) -> Result<(), Stop> {
         loop {

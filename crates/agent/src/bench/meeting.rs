@@ -15,10 +15,10 @@ use crate::transport::{accept_guest, dial_guest, listen_for_guest};
 /// How long it may take from listening until the other has come.
 const MEETING_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long one who has come may take to say who it is. Others wait behind it.
+/// How long a newcomer may take to name itself. Others wait behind it.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many may come who are not the one that is waited for.
+/// How many may come beside the one that is waited for.
 const MAX_STRANGERS: u32 = 1000;
 
 /// Wait for the other guest's agent.
@@ -62,7 +62,7 @@ pub(super) fn listen(
     )))
 }
 
-/// Whether one who has come says the right word.
+/// Whether a newcomer says the right word.
 fn has_joined(circuit: &OwnedFd, expected: &[u8; 16]) -> bool {
     let deadline = Instant::now() + JOIN_TIMEOUT;
     let mut decoder = Decoder::new();

@@ -16,7 +16,7 @@ use crate::stop::Stop;
 /// How often the host hears how far it is, when it does not see the payload.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Do what was asked for, and tell everyone how it went.
+/// Do what was asked for, and send all the result.
 pub(super) fn perform(line: &mut Line<'_>, start: &Start) -> Result<(), Stop> {
     let outcome = match start.role {
         Role::Source => send(line, start)?,
@@ -217,7 +217,7 @@ impl Clock {
         self.began.get_or_insert_with(Instant::now);
     }
 
-    /// Something has come: tell the host now and then, if it does not see it.
+    /// Something has come: send word now and then, if it does not see it.
     fn tick(&mut self, line: &Line<'_>, received: &Received) -> Result<(), Stop> {
         let now = Instant::now();
         self.began.get_or_insert(now);

@@ -1,4 +1,4 @@
-//! Places where the agent listens for programs of the guest, and those who wait there for a connection to the host.
+//! Places where the agent listens for programs of the guest, and callers awaiting a connection to the host.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::TcpStream;
@@ -42,7 +42,7 @@ struct Caller {
 }
 
 impl Listeners {
-    /// A caller, who does not wait any more then.
+    /// A caller, which then no longer waits.
     pub(super) fn take(&self, key: &Key, number: u32) -> Option<(OwnedFd, CallersPlace)> {
         let mut waiting = sys::lock(&self.waiting);
         let callers = waiting.get_mut(key)?;
@@ -64,7 +64,7 @@ impl Listeners {
         true
     }
 
-    /// Reset those who have waited for too long: when the next one will have.
+    /// Reset those that waited for too long: when the next one will have.
     fn expire(&self, key: &Key, now: Instant) -> Option<Instant> {
         let mut waiting = sys::lock(&self.waiting);
         let callers = waiting.get_mut(key)?;

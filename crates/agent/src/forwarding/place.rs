@@ -37,7 +37,7 @@ const MAX_ADDRESSES: usize = 8;
 /// Connect: a socket that does not block.
 ///
 /// # Errors
-/// The system's reason; `TimedOut`, and `ConnectionAborted` when the host, who waits for it, has gone.
+/// The system's reason; `TimedOut`, and `ConnectionAborted` when the waiting host has gone.
 pub(super) fn connect(place: &Place, host: &OwnedFd) -> io::Result<OwnedFd> {
     let attempt = Attempt {
         host,

@@ -71,7 +71,7 @@ pub(super) trait World {
     /// Report once what came of freezing: whether that was delivered.
     fn report(&mut self, frozen: Result<&[Mount], String>) -> Result<bool, Self::Dead>;
 
-    /// Answer all who have asked to thaw.
+    /// Answer all that asked to thaw.
     fn answer(&mut self, thawed: Result<&[Mount], String>) -> Result<(), Self::Dead>;
 }
 

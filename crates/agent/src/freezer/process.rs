@@ -214,7 +214,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Of one who has the lock.
+    /// Of the lock's holder.
     pub(super) fn new(place: Place, program: PathBuf, table: PathBuf) -> Process {
         let _ = std::fs::remove_file(place.socket());
         let listener = UnixListener::bind(place.socket()).ok();
@@ -415,7 +415,7 @@ impl World for Process {
         let written = stdout
             .write_all(&encode(frozen))
             .and_then(|()| stdout.flush());
-        // Who reads it waits for its end.
+        // A reader waits for its end.
         let closed = File::options().write(true).open("/dev/null");
         let closed = closed.and_then(|null| Ok(rustix::stdio::dup2_stdout(null)?));
         Ok(written.and(closed).is_ok())

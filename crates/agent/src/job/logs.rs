@@ -18,10 +18,10 @@ use crate::config::Config;
 use crate::stop::Stop;
 use crate::stream::until;
 
-/// How often files are looked at for more.
+/// How often files are polled for more.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long a wait for the journal lasts before the host is looked at again. Its leaving wakes the wait up; this only bounds it.
+/// How long a wait for the journal lasts before the host is checked again. Its leaving wakes the wait up; this only bounds it.
 const JOURNAL_WAIT: Duration = Duration::from_secs(60);
 
 /// What an entry counts beside its text, in bytes.

@@ -1,6 +1,6 @@
 //! Shutting the guest down, starting it again, putting it to sleep: as the guest itself does it.
 //!
-//! What init system there is decides. A running systemd is asked through `systemctl`; others have `poweroff` and `reboot`, which tell their
+//! What init system there is decides. A running systemd is asked through `systemctl`; others have `poweroff` and `reboot`, which ask their
 //! init (OpenRC, sysvinit, runit, busybox). Only where the host forces it the kernel is asked directly, after everything was written to disk: where the
 //! guest has no way of its own, where that fails, and where nothing comes of it.
 
@@ -16,7 +16,7 @@ use crate::log::say;
 use crate::stop::Stop;
 use crate::tool::{Tool, find};
 
-/// How long the guest's own command may take. It only has to tell init, or to fail.
+/// How long the guest's own command may take. It only has to ask init, or to fail.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long writing everything to disk may take before the kernel is asked all the same.
@@ -130,7 +130,7 @@ fn call(program: &Path, arguments: &[&str], deadline: Instant) -> Result<String,
     }
 }
 
-/// Tell the kernel if the guest is still there then.
+/// Call the kernel if the guest is still there then.
 fn force_later(action: Power, then: Instant) {
     let tell = move || {
         std::thread::sleep(then.saturating_duration_since(Instant::now()));

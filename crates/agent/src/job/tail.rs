@@ -24,7 +24,7 @@ use wire::agent::job::{FileCursor, LogEntry, MAX_ENTRY_LEN};
 
 use super::logs::Batch;
 
-/// How many bytes before a place tell it from other places.
+/// How many bytes before a place identify it.
 const CONTEXT: usize = 256;
 
 /// How much is read at once, in bytes.
@@ -33,7 +33,7 @@ const READ_LEN: usize = 64 * 1024;
 /// How long a file that was rotated away is still read after its end.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// The most names of a directory that are looked at for rotated files.
+/// The most names of a directory that are read for rotated files.
 const MAX_SIBLINGS: usize = 4096;
 
 /// Whether there is more to be had.
@@ -307,7 +307,7 @@ impl Open {
         Ok(())
     }
 
-    /// The bytes that tell this offset from others.
+    /// The bytes that identify this offset.
     fn before(&self, offset: u64) -> std::io::Result<Vec<u8>> {
         let len = offset.min(CONTEXT as u64);
         let mut context = vec![0; len as usize];

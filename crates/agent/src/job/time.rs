@@ -1,4 +1,4 @@
-//! Telling and moving the guest's clock, as often as the host asks: it measures the way several times and takes the shortest.
+//! Reading and moving the guest's clock, as often as the host asks: it measures the way several times and takes the shortest.
 
 use std::time::{Duration, Instant};
 

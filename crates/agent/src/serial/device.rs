@@ -20,7 +20,7 @@ const LIST: &str = "/sys/class/virtio-ports";
 /// Where their devices are.
 const DEVICES: &str = "/dev";
 
-/// The most ports that are looked at. The kernel has 31 for one device.
+/// The most ports that are checked. The kernel has 31 for one device.
 const MAX_PORTS: usize = 512;
 
 /// A device is there before its name is: for so long after one came it is looked for again and again.

@@ -22,13 +22,13 @@ use crate::log::say;
 use crate::stream::until;
 use crate::transport::{DIAL_ATTEMPTS, HOST_CID, is_timeout};
 
-/// How the host is called, by those who do not say its CID.
+/// How the host is called, without its CID.
 const HOST: &str = "host";
 
 /// How long the host may take to say what becomes of a call. It waits for the other side for 5 s itself.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The most callers of one program whose answer is waited for. Others wait to be accepted, as do those for whom the program's user has no seats left.
+/// The most callers of one program whose answer is waited for. Others wait to be accepted, as do those for which the user has no seats left.
 const MAX_CALLERS: usize = 16;
 
 /// The wait after an error of accept that says the system is short of something, and for a caller's seat.
@@ -105,7 +105,7 @@ impl Switchboard {
         })
     }
 
-    /// What is left when a call has failed: the serial port, if there is no vsock at all. It leads to the host only, and is for those who may use the agent's host socket.
+    /// What is left when a call has failed: the serial port, if there is no vsock at all. It leads to the host only, and is for users of the agent's host socket.
     fn connect_without_vsock(
         &self,
         program: &Program,

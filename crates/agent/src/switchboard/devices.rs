@@ -19,23 +19,23 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags};
 use wire::switchboard::{Hex16, window};
 
-/// The most windows that are looked at.
+/// The most windows that are checked.
 pub(super) const MAX_WINDOWS: usize = 64;
 
-/// The most entries of a directory of devices that are looked at.
+/// The most entries of a directory of devices that are read.
 const MAX_ENTRIES: usize = 1024;
 
 /// The driver of the bus `nd` that makes `dax` devices.
 const DRIVER: &str = "bus/nd/drivers/dax_pmem";
 
-/// Who may open the node of a window: root. Programs get descriptors.
+/// Owner of the node of a window: root. Programs get descriptors.
 const NODE_MODE: u32 = 0o600;
 
 /// How long a device may take to appear or to go once the kernel was asked, and to be opened. Of the first open after that, the
 /// kernel sometimes says that there is no such device.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often that is looked at. There is nothing to wait for: the kernel has done it when it returns, but for that first open.
+/// How often that is checked. There is nothing to wait for: the kernel has done it when it returns, but for that first open.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Where the kernel shows devices.

@@ -239,7 +239,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A program, and the user to whom it is laid: a user's subordinate ones, which are in its namespaces, have no places of their own.
+/// A program, and the accounted user: a user's subordinate ones, which are in its namespaces, have no places of their own.
 fn accept(listener: impl AsFd, account_of: impl Fn(u32) -> u32) -> io::Result<Program> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;

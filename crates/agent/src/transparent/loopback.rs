@@ -45,7 +45,7 @@ fn address_of(name: SocketAddrAny) -> Option<SocketAddr> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
 
-/// Whom an address of the guest's own may reach: who listens at it, or at all addresses.
+/// Listeners that an address of the guest's own may reach: at it, or at all addresses.
 pub(crate) fn names_at(to: SocketAddr) -> io::Result<Vec<SocketAddrUnix>> {
     let (every_v4, every): (IpAddr, IpAddr) =
         (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
@@ -123,7 +123,7 @@ pub(crate) fn connected(to: SocketAddr) -> Result<(OwnedFd, SocketAddr), Errno> 
     first_of(to, call).map_err(sys::supervise::errno)
 }
 
-/// Calls whom an address of the guest's own may reach, and returns the first at which root listens, or else the first; of a privileged port root's only. A name has no owner: any user
+/// Calls listeners of an address of the guest's own, and returns the first at which root listens, or else the first; of a privileged port root's only. A name has no owner: any user
 /// could take the narrower or the wider one of a port that is root's, and with it root's callers. A queue that is full is waited for only if nothing of root's listens.
 pub(crate) fn first_of<A>(
     to: SocketAddr,
@@ -157,7 +157,7 @@ pub(crate) fn may_bind(user: u32, port: u16) -> bool {
     user == 0 || port == 0 || port >= FIRST_UNPRIVILEGED_PORT
 }
 
-/// Who has called.
+/// The caller.
 pub(crate) struct Accepted {
     pub(crate) socket: OwnedFd,
     pub(crate) own: SocketAddr,

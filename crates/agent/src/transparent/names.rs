@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use sys::supervise::{MAX_USERS, UserNumber};
 
-/// So many names have addresses. With each further name those of the oldest stand for nothing, of the user who has the most.
+/// So many names have addresses. With each further name those of the oldest stand for nothing, of the user with the most.
 pub(crate) const MAX_NAMES: usize = 16_384;
 
 /// The first address of 198.18.0.0/15.
@@ -27,11 +27,11 @@ const OWN: u32 = 1;
 /// The number of the first name's address.
 const FIRST: u32 = 2;
 
-/// So many numbers are used in turn: all but the last one, which is for addresses beyond all numbers. A number stays its user's. When all are used, the user who has the most gives its
+/// So many numbers are used in turn: all but the last one, which is for addresses beyond all numbers. A number stays its user's. When all are used, the user with the most gives its
 /// oldest. So an address that a program has kept stands for nothing for long before it stands for another name, whatever other users ask for.
 const NUMBERS: u32 = IPV4_COUNT - 1 - FIRST;
 
-/// The names that programs have asked for. Each user has addresses of its own for a name, which stand for it for all who call them: one who has asked may hand it on.
+/// The names that programs have asked for. Each user has addresses of its own for a name, which stand for it for all callers: one that has asked may hand it on.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     shares: [Share; MAX_USERS],
@@ -94,7 +94,7 @@ impl Names {
         number
     }
 
-    /// The user who has the most; this one, if it has as many as another.
+    /// The user with the most; this one, if it has as many as another.
     fn most(&self, user: UserNumber, count: impl Fn(&Share) -> usize) -> usize {
         let has_most = |index: &usize| (count(&self.shares[*index]), *index == user.index());
         (0..MAX_USERS).max_by_key(has_most).unwrap_or_default()

@@ -40,7 +40,7 @@ const STREAM_PATIENCE: Duration = Duration::from_secs(30);
 /// The stack of a thread, in bytes.
 const STACK_LEN: usize = 128 << 10;
 
-/// Who answers.
+/// The resolver.
 #[derive(Debug)]
 pub(crate) struct Resolver {
     /// Of each user, what the thread waits for that serves its pairs, once it has one.
@@ -226,7 +226,7 @@ fn serve_all(
     }
 }
 
-/// A question, who asks, and whom.
+/// A question and its two parties.
 struct Question {
     bytes: Vec<u8>,
     asker: SockaddrStorage,

@@ -1,6 +1,6 @@
 //! What is remembered of the sockets that stand in for a program's own, each by the number that the kernel gave it for its life (`SO_COOKIE`), which no other socket gets.
 //!
-//! A program does not say when it closes a stream, so the oldest are forgotten when there are too many, of the user who has the most. A stream that is forgotten goes on; what it shows of its addresses is then
+//! A program does not say when it closes a stream, so the oldest are forgotten when there are too many, of the user with the most. A stream that is forgotten goes on; what it shows of its addresses is then
 //! what the kernel shows.
 
 use std::collections::{HashMap, VecDeque};
@@ -28,13 +28,13 @@ const MAX_OPTIONS: usize = 32;
 /// A socket that stands in for one.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// Who asked for it.
+    /// Its caller.
     pub(crate) user: UserNumber,
     /// What the program asked for.
     pub(crate) family: Family,
     /// And of which kind.
     pub(crate) kind: Kind,
-    /// Whom it is connected to. A datagram socket: whom it sent to last.
+    /// The peer. A datagram socket: the last receiver.
     pub(crate) peer: Option<SocketAddr>,
     /// Its own address.
     pub(crate) own: Option<SocketAddr>,

@@ -38,7 +38,7 @@ struct Guest {
     list: Vec<Mount>,
     is_asked: bool,
     agent_lives: bool,
-    /// Whether an owner or a call was killed: then it is not known who froze what is on the list.
+    /// Whether an owner or a call was killed: then it is unknown which froze what is on the list.
     is_doubtful: bool,
     reported: Option<bool>,
     /// Whether the host knows that all is frozen, and has not asked to thaw.

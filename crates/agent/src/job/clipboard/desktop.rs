@@ -13,10 +13,10 @@ use crate::tool::{Tool, find};
 /// How long `loginctl` may take, each time.
 const TOOL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The most sessions that are looked at.
+/// The most sessions that are checked.
 const MAX_SESSIONS: usize = 64;
 
-/// The most processes that are looked at.
+/// The most processes that are checked.
 const MAX_PROCESSES: usize = 65_536;
 
 /// The most that is read of a process's environment, in bytes.
@@ -147,7 +147,7 @@ fn session(id: &str, about: &str) -> Option<Session> {
             .lines()
             .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
     };
-    // A session without a seat, as over ssh, is always active (sd_session_is_active(3) looks at the seat's).
+    // A session without a seat, as over ssh, is always active (sd_session_is_active(3) checks the seat's).
     let is_here =
         property("Seat").is_some_and(|seat| !seat.is_empty()) && property("Remote") == Some("no");
     let is_active = property("Active") == Some("yes") && property("Class") == Some("user");

@@ -126,7 +126,7 @@ fn a_program_that_does_not_read_is_given_so_much_and_no_more() {
     let mut program = world.program();
     program.say("LISTEN port=5432 kind=bytes ring=4096");
     program.expect("LISTENING port=5432");
-    // More than the program's socket and the queue of callers hold: those who come later are not taken, and wait or are refused.
+    // More than the program's socket and the queue of callers hold: later ones are not taken, and wait or are refused.
     let callers: Vec<UnixStream> = (0..100)
         .map(|number| world.call(4, 100 + number, 5432))
         .collect();

@@ -207,7 +207,7 @@ fn unbind(root: &Path, number: u8) {
 fn bind(root: &Path, number: u8) {
     let device = device(root, number);
     fs::create_dir_all(device.join("driver")).unwrap();
-    // A rule of the guest may have other ideas of who should have it.
+    // A rule of the guest may give it to another user.
     let node = node(root, number);
     File::create(&node).unwrap().set_len(LEN).unwrap();
     fs::set_permissions(&node, fs::Permissions::from_mode(0o666)).unwrap();

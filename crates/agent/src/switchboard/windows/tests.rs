@@ -97,7 +97,7 @@ fn with_the_session_ends_what_was_lent_in_it() {
         uuid: uuid(number),
         len: LEN,
     };
-    // What was owed to the old session is no word of the new one's.
+    // What was due to the old session is no word of the new one's.
     assert_eq!(windows.was_reset(uuid(2), Some(LEN)), Some(window(2)));
     let (clean, again) = windows.begin_session();
     assert_eq!((clean, again), (vec![window(2), window(3)], vec![]));

@@ -1,5 +1,5 @@
 //! The process that lives in the namespace. There, every address at port 53 leads to the loopback, other ports of foreign addresses lead nowhere, and the loopback is as it
-//! is everywhere. So a program's datagram socket needs nothing from this program: the kernel knows who has answered, and fails for other destinations by itself.
+//! is everywhere. So a program's datagram socket needs nothing from this program: the kernel knows the sender, and fails for other destinations by itself.
 //!
 //! Each user has a resolver's socket of its own, whose queue it alone can fill. The users' sockets are marked with their numbers (`SO_MARK`), which programs without rights cannot
 //! change, and by the mark the kernel chooses among the resolver's sockets, all of which are bound alike (`SO_REUSEPORT`).
@@ -71,7 +71,7 @@ const IPV6_V6ONLY: i32 = 26;
 const IPV6_RECVPKTINFO: i32 = 49;
 const IPV6_TRANSPARENT: i32 = 75;
 
-/// Enters a namespace, and makes sockets for whom has the other end of this one, until it is closed.
+/// Enters a namespace, and makes sockets for the process at the other end, until it is closed.
 pub(crate) fn serve(mut asking: UnixStream) -> io::Result<()> {
     let resolvers = enter();
     let answered = match &resolvers {

@@ -443,7 +443,7 @@ impl Supervisor {
         Ok(Outcome::Kernel)
     }
 
-    /// `connect` of a datagram socket: whom its questions are for.
+    /// `connect` of a datagram socket: its questions' server.
     fn connect_datagram(&self, number: u64, to: Option<SocketAddr>) -> Result<Outcome, Errno> {
         let mut sockets = self.sockets();
         let Some(socket) = sockets.get_mut(number) else {
@@ -470,7 +470,7 @@ impl Supervisor {
     }
 }
 
-/// What became of a call, for a person who wants to know.
+/// What became of a call, for a person that asks.
 pub(in super::super) fn say(to: impl std::fmt::Display, result: Result<(), Errno>) {
     match result {
         Ok(()) => eprintln!("ringdown-agent run: {to}: connected"),
@@ -489,7 +489,7 @@ fn copy_options(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the kernel asks who sets this option, which here would be this process: `TCP_CONGESTION`.
+/// Whether the kernel checks this option's setter, which here would be this process: `TCP_CONGESTION`.
 fn needs_rights(level: i32, option: i32) -> bool {
     (level, option) == (6, 13)
 }

@@ -85,7 +85,7 @@ impl Supervisor {
         Ok(Outcome::Returns(bytes.len() as u32))
     }
 
-    /// `recvfrom` that asks who sent.
+    /// `recvfrom` with the sender.
     pub(super) fn receive_from(
         self: &Arc<Supervisor>,
         call: &Arc<PendingCall>,

@@ -14,7 +14,7 @@ use sys::supervise::{PendingCall, Thread, errno};
 
 use super::STACK_LEN;
 
-/// As whom files are made.
+/// The owner of files.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Maker {
     pub(super) user: u32,

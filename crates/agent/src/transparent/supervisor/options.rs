@@ -93,7 +93,7 @@ impl Supervisor {
         Ok(SUCCESS)
     }
 
-    /// `FIONREAD`: how many bytes can be read without waiting. The kernel does not say it of a circuit, so they are looked at.
+    /// `FIONREAD`: how many bytes can be read without waiting. The kernel does not say it of a circuit, so they are peeked.
     pub(super) fn count_readable(&self, call: &PendingCall) -> Result<Outcome, Errno> {
         let Some((socket, number)) = self.file(call)? else {
             return Ok(Outcome::Kernel);

@@ -3,7 +3,7 @@
 use super::super::datagrams::namespace::{link_up, message, tell};
 use super::*;
 
-/// Whom the rules let call there: this user with this group.
+/// The rules allow calls there to this user and group.
 const USER: u32 = 4242;
 const GROUP: u32 = 4243;
 const AT: [u8; 4] = [127, 73, 22, 54];
