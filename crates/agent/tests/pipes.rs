@@ -153,7 +153,7 @@ fn input_beyond_the_credit_ends_the_operation() {
 fn without_credit_no_output_comes_and_nothing_else_waits() {
     let agent = Agent::start();
     let mut client = agent.request(shell(
-        // The trap is there before the first byte tells that the signal may come.
+        // The trap is there before the first byte shows that the signal may come.
         "trap 'echo caught >&2; exit 5' USR1; (trap '' USR1; exec head -c 10000000 /dev/zero) & \
          while :; do sleep 0.05; done",
     ));

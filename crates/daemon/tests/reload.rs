@@ -111,7 +111,7 @@ fn serve(path: &Path, name: &'static str) {
     let listener = UnixListener::bind(path).expect("a listener");
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // Who has hung up does not want to know.
+            // A client may have hung up.
             let _ = (&stream).write_all(name.as_bytes());
         }
     });
@@ -180,7 +180,7 @@ impl Callers {
     }
 }
 
-/// A service, and who may call it.
+/// A service, and its callers.
 fn service(directory: &Path, target: &str, rules: &[(&str, &str)]) -> String {
     let target = directory.join(target);
     let mut text = format!(

@@ -21,7 +21,7 @@ pub struct AgentArrival {
     pub stream: UnixStream,
 }
 
-/// How many connections of one VM may wait to be looked at. Further ones are refused, and the agent calls again.
+/// How many connections of one VM may wait to be read. Further ones are refused, and the agent calls again.
 pub const MAX_WAITING_OF_VM: usize = 4;
 
 /// How many connections wait, by the full name of the VM.
@@ -51,7 +51,7 @@ impl Unreachable {
     }
 }
 
-/// What there is to look at.
+/// What there is to read.
 #[derive(Debug)]
 pub enum News {
     /// A connection.
@@ -60,7 +60,7 @@ pub enum News {
     Unreachable(BTreeSet<String>),
 }
 
-/// Where they are looked at.
+/// Where they are read.
 #[derive(Debug)]
 pub struct Arrivals {
     arrivals: mpsc::UnboundedReceiver<AgentArrival>,

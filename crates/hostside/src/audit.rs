@@ -13,11 +13,11 @@ pub const MAX_TEXT_LEN: usize = 255;
 pub struct AuditRecord {
     /// What became of the call.
     pub decision: AuditDecision,
-    /// Who called.
+    /// The caller.
     pub from: DecisionCaller,
-    /// Who was called.
+    /// The callee.
     pub to: DecisionCallee,
-    /// Who was called instead, if a rule said so.
+    /// The real callee, if a rule said so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub redirected_to: Option<DecisionCallee>,
     /// The rule that decided; none if no rule matched, or none was asked.

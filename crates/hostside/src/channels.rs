@@ -12,7 +12,7 @@
 //! can see from here; the agent's port heals that (see the `serial` room), and other ports cannot.
 //!
 //! One thread serves the channels of all VMs, and is there only when some VM has one. A file is written elsewhere, so that a slow disk
-//! stops its own channel only; and so are sockets connected to, as their directories may hold up who looks there ([`Gates`]).
+//! stops its own channel only; and so are sockets connected to, as their directories may hold up lookups ([`Gates`]).
 
 mod counts;
 mod file;

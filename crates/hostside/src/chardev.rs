@@ -72,7 +72,7 @@ impl AsFd for PrivateListener {
 }
 
 impl Meeting {
-    /// Begins to listen, if it is us who listen.
+    /// Begins to listen, if this side listens.
     pub(crate) fn prepare(chardev: &Chardev) -> Result<Meeting, OpenError> {
         match chardev {
             Chardev::Listen(path) => Ok(Meeting::Listening(Box::new(PrivateListener::bind(path)?))),

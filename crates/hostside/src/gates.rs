@@ -95,7 +95,7 @@ impl Held {
         }
     }
 
-    /// Who waits for it gives up, and it hangs still.
+    /// Its caller gives up, and it hangs still.
     pub(crate) async fn give_up(&mut self) {
         self.holds.abort();
         let _ = (&mut self.holds).await;
@@ -163,7 +163,7 @@ mod tests {
         let mut held = Held::at(&gates, hangs).await;
         held.give_up().await;
         {
-            // Nor does one who gave up while waiting leave anything.
+            // Nor does giving up while waiting leave anything.
             let mut gone = pin!(gates.at(hangs, || ()));
             assert!(waits(gone.as_mut()).await);
         }

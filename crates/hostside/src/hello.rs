@@ -99,7 +99,7 @@ where
 }
 
 /// Makes sure that a secret is that of the agent behind the socket of a VMM with a vsock device of its own, by calling it with that. The agent's port
-/// is below 1024, so that no ordinary program of the guest answers there. The caller sets the deadline: the directory of the VMM may hold up who looks there.
+/// is below 1024, so that no ordinary program of the guest answers there. The caller sets the deadline: the directory of the VMM may hold up lookups.
 ///
 /// # Errors
 /// [`HelloError::NotTaken`] if the agent does not take it, [`HelloError::Unsaid`] if it does neither, and whatever keeps it from being asked.

@@ -41,7 +41,7 @@ pub struct OfferError {
 /// before is put through to what was offered before. It cannot fail and does not wait; dropping it instead leaves everything as it was.
 pub type Commit = Box<dyn FnOnce() + Send>;
 
-/// Who serves services and published ports.
+/// Serves services and published ports.
 pub trait Offers: Send + Sync + 'static {
     /// Gets ready for an offer: whatever can fail, such as listening at an address, is done here. Until [`Commit`] the old offer is in
     /// force. What the two have in common goes on without a break.

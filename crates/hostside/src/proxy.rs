@@ -238,7 +238,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Takes calls until the proxy is told to stop, and then waits for programs.
+/// Takes calls until the proxy is to stop, and then waits for programs.
 async fn serve(
     shared: Arc<Shared>,
     mut calls: mpsc::UnboundedReceiver<TakenCall>,

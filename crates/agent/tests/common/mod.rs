@@ -89,7 +89,7 @@ impl Drop for Agent {
     }
 }
 
-/// The agent's binary, told to listen; the endpoint is to follow.
+/// The agent's binary, set to listen; the endpoint is to follow.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringdown-agent"));
     command.arg("--listen").stdin(Stdio::null());

@@ -146,7 +146,7 @@ fn programs_that_connect_have_it_one_after_the_other() {
     vmm.write_all(b"three\n").unwrap();
     assert_eq!(line(&mut second), "three");
     drop(vmm);
-    // The program is told that the VMM has gone, and the VMM may come again.
+    // The program sees that the VMM has gone, and the VMM may come again.
     assert_eq!(second.read(&mut [0]).unwrap(), 0);
     let mut vmm = accept(&listener);
     let mut third = connect();

@@ -122,7 +122,7 @@ fn a_vm_whose_vmm_has_left_is_not_ready_until_it_is_back() {
         "{body}"
     );
     guest.keep_away(false);
-    // A caller who waits for that does not miss it.
+    // A caller waiting for that does not miss it.
     let (status, body) = house.request("GET", "/v1/vms/old?wait=ready&timeout_ms=60000", "");
     assert_eq!(status, 200, "{body}");
     assert_eq!(house.vm("old")["counters"]["serial_sessions"], 1);

@@ -180,7 +180,7 @@ fn nobody_but_a_program_that_calls_directly_reaches_an_agent() {
     assert_eq!(callee.accept().0, 22);
 }
 
-/// The daemon calls a VM's agent for a caller of a published port: the caller's end, and what is told about the call.
+/// The daemon calls a VM's agent for a caller of a published port: the caller's end, and the report of the call.
 fn for_published(house: &House, vm: &str) -> (TcpStream, Receiver<Result<(), Reason>>) {
     published(house, vm, PublishedTo::Agent)
 }

@@ -22,7 +22,7 @@ use crate::house::{House, calls_services};
 const PUBLIC: ServiceId = ServiceId(1);
 const SECRET: ServiceId = ServiceId(2);
 
-/// The service `x` at port 4000, and who may call it.
+/// The service `x` at port 4000, and its callers.
 fn change(service: ServiceId, rules: Vec<Rule>) -> Change {
     Change {
         added: Vec::new(),

@@ -26,7 +26,7 @@ fn accept(reply: Reply) -> UnixStream {
     guest
 }
 
-/// A program of the host that has said whom it wants, and this behind it in one write.
+/// A program of the host that has named its callee, and this behind it in one write.
 fn program(house: &House, request: &[u8]) -> UnixStream {
     let mut program = UnixStream::connect(house.path("old")).unwrap();
     program.set_read_timeout(Some(PATIENCE)).unwrap();

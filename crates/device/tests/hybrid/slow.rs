@@ -265,7 +265,7 @@ fn what_a_refused_user_has_closed_delays_no_one_else() {
     assert!(!vmm.was_called());
 }
 
-/// Who is called has sockets closed by the closer, too, and may have no more waiting there than a caller.
+/// A callee has sockets closed by the closer, too, and may have no more waiting there than a caller.
 #[test]
 fn a_service_with_much_to_be_closed_gets_no_circuits() {
     const PLACES: usize = 16;

@@ -1,4 +1,4 @@
-//! A guest whose VMM and driver say what they are told to, with no help from the code under test.
+//! A guest whose VMM and driver say what they are set to, with no help from the code under test.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -316,7 +316,7 @@ impl Guest {
         self.queues[ring].used_index()
     }
 
-    /// The VMM is gone; the guest's memory is still there to be looked at.
+    /// The VMM is gone; the guest's memory is still there to be read.
     pub fn hang_up(&self) {
         self.vmm.shutdown(std::net::Shutdown::Both).unwrap();
     }

@@ -66,7 +66,7 @@ fn accept(listener: &UnixListener) -> UnixStream {
     }
 }
 
-/// Those who hold them may read them, and no more.
+/// Their holders may read them, and no more.
 #[test]
 fn however_many_directories_are_held_the_thread_of_all_waits_for_none() {
     let directory = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use crate::{config_of, fabric, turn_until};
 /// Packets of a thousand descriptors each that are taken in a turn.
 const PACKETS_PER_TURN: u16 = 4;
 
-/// In so many turns a ring is looked at in vain before its guest is asked to notify.
+/// In so many turns a ring is polled in vain before its guest is asked to notify.
 const VAIN_LOOKS: u16 = 64;
 
 struct Scene {
@@ -120,7 +120,7 @@ fn what_is_sent_in_any_turn_before_or_after_is_found_in_the_next() {
     }
 }
 
-/// Whether its ring is looked at or not when it stops.
+/// Whether its ring is polled or not when it stops.
 #[test]
 fn a_guest_that_starts_anew_is_heard() {
     for connect in CONNECT {

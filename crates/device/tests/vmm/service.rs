@@ -41,7 +41,7 @@ fn offer(fabric: &mut Fabric) {
     fabric.set_policy(Arc::new(Policy::new(vec![rule])), Vec::new(), false);
 }
 
-/// A connection keeps its port for a minute if its end from here was the first, which who counts ports must know.
+/// A connection keeps its port for a minute if its end from here was the first, which a count of ports needs.
 #[test]
 fn who_put_a_call_through_hears_whether_the_guest_ended_first() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -14,7 +14,7 @@ use crate::guest::TX;
 use crate::turns::{MOST_BYTES, ONE_MORE, count_bytes, header, with_circuits};
 use crate::{fabric, turn_until};
 
-/// What a look at a socket counts, in bytes.
+/// What a poll of a socket counts, in bytes.
 const LOOK_BYTES: u64 = 8 << 10;
 
 /// A hybrid line: its VMM, and its host socket.
@@ -103,7 +103,7 @@ fn a_turn_looks_at_so_many_relayed_circuits_of_a_line() {
     let mut before = 0;
     turn_until(&mut fabric, "all have passed", |fabric| {
         let after = given(fabric);
-        // Each is looked at for its byte, once more, and for what comes back.
+        // Each is polled for its byte, once more, and for what comes back.
         assert!(
             after - before <= MOST_BYTES / (3 * LOOK_BYTES) + 1,
             "{before} to {after}"

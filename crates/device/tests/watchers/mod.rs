@@ -1,4 +1,4 @@
-//! Very many who wait for what happens to a socket.
+//! Very many waiters for what happens to a socket.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};

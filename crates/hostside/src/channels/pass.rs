@@ -17,7 +17,7 @@ use runtime::sockets::watch_descriptor;
 /// What is in our keeping of one direction at most, in bytes.
 pub(super) const PIECE_BYTES: usize = 16 * 1024;
 
-/// What is looked at, at most, of lost bytes, to count them: more than a socket holds.
+/// What is read, at most, of lost bytes, to count them: more than a socket holds.
 const MAX_DRAINED_BYTES: usize = 4 * 1024 * 1024;
 
 /// How long a program may take for the last that a guest has written, when its VMM has gone.
@@ -200,7 +200,7 @@ pub(super) async fn pass(device: &Device, taker: &Taker, kept: &mut Kept, counts
                 }
             }
         }
-        // That it says no more is nothing that a port could tell its guest. It may still take something.
+        // That it says no more is nothing that a port could show its guest. It may still take something.
         is_readable(&taker.hangs_up).await;
         End::Far
     };

@@ -242,7 +242,7 @@ async fn write(
     }
 }
 
-/// The next one who takes what the guest writes, or none, which is tried again.
+/// The next to take what the guest writes, or none, which is tried again.
 async fn reach_far(
     gates: &Gates,
     way: &Way,

@@ -1,4 +1,4 @@
-//! The directory port: guests ask who is who. See [`wire::directory`] for what is said.
+//! The directory port: guests ask for names. See [`wire::directory`] for what is said.
 
 use runtime::sockets;
 use std::io;

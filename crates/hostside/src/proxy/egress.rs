@@ -85,7 +85,7 @@ pub(crate) fn answer(
     Ok(())
 }
 
-/// Who calls an egress service.
+/// A caller of egress.
 pub(crate) struct Caller {
     pub(crate) vm: Address,
     pub(crate) source_port: u32,
@@ -113,7 +113,7 @@ struct Reached {
     enforced: u64,
 }
 
-/// Who decides, each as it looks to the guest. All have to allow it.
+/// Deciders, each as it looks to the guest. All have to allow it.
 struct Views<'a>(Vec<(&'a Policy, View<'a>)>);
 
 impl Views<'_> {
@@ -236,7 +236,7 @@ impl Guest {
         let server = tcp::connect(&addresses, patience, &about, own, ports).await;
         let failed = |reason| EgressError::from_reason(reason, rule);
         let server = server.map_err(failed)?;
-        // The very socket knows whom it has reached.
+        // The very socket knows the server reached.
         let ends = (server.stream.local_addr(), server.stream.peer_addr());
         let (from, address) = tcp::ends(ends.0, ends.1).map_err(failed)?;
         // What is in force may have changed while it was looked up and connected to.

@@ -1,6 +1,6 @@
 //! The caller, reported to the callee: as a header of the PROXY protocol, version 2, or in a program's environment.
 //!
-//! The header has addresses of the family AF_INET6, because nginx and HAProxy look at nothing behind addresses of other families,
+//! The header has addresses of the family AF_INET6, because nginx and HAProxy read nothing behind addresses of other families,
 //! and a VM has no IPv6 address of its own. So it is given one of the discard prefix 100::/64 (RFC 6666), which no packet can
 //! come from: `100::3` is the VM with CID 3, `100::2` the host. What an address cannot say stands in fields behind it.
 
@@ -57,12 +57,12 @@ pub(crate) enum Transport {
     Datagram,
 }
 
-/// Who calls a service.
+/// A service's caller.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     /// The VM.
     pub(crate) vm: Address,
-    /// The port that it calls from, or 0 where its line does not tell.
+    /// The port that it calls from, or 0 where its line has none.
     pub(crate) source_port: u32,
     /// The port that it called.
     pub(crate) port: u32,

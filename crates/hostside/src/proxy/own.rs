@@ -17,7 +17,7 @@ pub struct OwnListeners(RwLock<Listeners>);
 #[derive(Debug, Default)]
 struct Listeners {
     in_force: Vec<(Spoken, SocketAddr)>,
-    /// Those that are about to listen, or listen and are not in force yet: a connection that waits there is accepted later. By who expects them.
+    /// Those that are about to listen, or listen and are not in force yet: a connection that waits there is accepted later. By their owner.
     expected: BTreeMap<u64, Vec<(Spoken, SocketAddr)>>,
     next: u64,
 }

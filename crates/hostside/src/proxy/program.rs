@@ -47,7 +47,7 @@ pub(crate) struct Purpose {
     pub(crate) name: String,
     /// The full name of the VM.
     pub(crate) vm: String,
-    /// What it is told.
+    /// What it gets.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
 
@@ -250,7 +250,7 @@ fn spawn_here(
 /// watches open files and not descriptors (epoll(7), questions and answers): ours can be closed, and the program's still counts.
 pub(crate) fn watch_without_holding(socket: impl AsFd) -> io::Result<OwnedFd> {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    // That it has hung up, or failed, is told whether asked for or not.
+    // That it has hung up, or failed, is reported, asked for or not.
     let nothing_else = epoll::EventFlags::empty();
     epoll::add(&set, &socket, epoll::EventData::new_u64(0), nothing_else)?;
     Ok(set)

@@ -1,7 +1,7 @@
 //! Published ports: a client of an address of the host is connected to a port of a guest.
 //!
 //! A connection is accepted here and then handed to the data plane, which calls the guest and carries the bytes itself. Where
-//! the guest is to be told first who calls, a header has to go before them, and the bytes are carried here. Datagrams are always
+//! the guest is to learn first who calls, a header has to go before them, and the bytes are carried here. Datagrams are always
 //! carried here: see [`udp`]. So is what the guest's agent is to connect to: see [`agent`].
 
 mod agent;
@@ -66,9 +66,9 @@ pub(crate) struct Published {
 /// A port as it is published at some time.
 pub(crate) struct Standing {
     publish: Publish,
-    /// Whether it is still published like this. Who changes it is the thread that judges calls to guests, between two of them.
+    /// Whether it is still published like this. It is changed by the thread that judges calls to guests, between two of them.
     is_published: Arc<AtomicBool>,
-    /// Whether those who waited when it came into force may wait still, as there was no descriptor to accept them with.
+    /// Whether those waiting when it came into force may wait still, as there was no descriptor to accept them with.
     turns_away_first: AtomicBool,
     /// Places for its calls that wait for the data plane.
     dials: Arc<Semaphore>,
@@ -133,7 +133,7 @@ impl Listener {
         })
     }
 
-    /// Hangs up on those who wait to be accepted.
+    /// Hangs up on clients not yet accepted.
     ///
     /// # Errors
     /// Some may wait still, as there is no descriptor to accept them with.
@@ -212,7 +212,7 @@ impl Published {
             match (at, listener) {
                 (Some(at), _) => {
                     let kept = old.swap_remove(at);
-                    // Not otherwise: its directory may hold up who looks there, and this is the thread of all calls.
+                    // Not otherwise: its directory may hold up lookups, and this is the thread of all calls.
                     let has_other_mode = kept.publish.borrow().listen != publish.listen;
                     if let (true, PublishListen::Unix { path, mode }, Some(file)) =
                         (has_other_mode, &publish.listen, &kept.file)
@@ -453,7 +453,7 @@ impl Port {
 
 /// What is known of a caller before anything of it is carried.
 struct Before {
-    /// What the guest is told first.
+    /// What the guest gets first.
     header: Vec<u8>,
     caller: Caller,
 }

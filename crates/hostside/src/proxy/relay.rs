@@ -36,7 +36,7 @@ pub(crate) trait Socket {
         None
     }
 
-    /// Who wants to know whether we have ended it first.
+    /// If wanted, set when we ended it first.
     fn ended_first(&self) -> Option<EndedFirst> {
         None
     }

@@ -74,7 +74,7 @@ impl Resolver for SystemResolver {
     }
 }
 
-/// The addresses of a name, as the system's resolver tells them.
+/// The addresses of a name, as the system's resolver has them.
 fn system_addresses(name: &str) -> io::Result<Vec<IpAddr>> {
     // Names in /etc/hosts have no dot at the end, and the C library looks for what it is given.
     if let Some(whole) = name.strip_suffix('.') {

@@ -143,7 +143,7 @@ impl Share {
         let Some(counted) = &self.0 else {
             return;
         };
-        // From before the limit is looked at, so that none is waited for that has been lifted.
+        // From before the limit is read, so that none is waited for that has been lifted.
         let moved = counted.moved.notified();
         let len = u32::try_from(bytes).unwrap_or(u32::MAX);
         let until = counted.with_use(|used| {
@@ -404,7 +404,7 @@ mod tests {
                 share.pay(1000).await;
             }
             assert!(start.elapsed() >= Duration::from_millis(1800));
-            // What is set or lifted holds for those that are there, and for who waits.
+            // What is set or lifted holds for those that are there, and for waiters.
             rules.set(in_force(vec![rule("other", bytes(1))]));
             let start = Instant::now();
             let lift = async {

@@ -1,4 +1,4 @@
-//! Calls of guests to services: each is put through to its target, or told why not.
+//! Calls of guests to services: each is put through to its target, or refused.
 
 use std::sync::Arc;
 
@@ -323,7 +323,7 @@ mod tests {
         wait.recv().expect("an answer")
     }
 
-    /// Time stands still but for who waits for a turn in vain.
+    /// Time stands still but for a vain wait for a turn.
     #[tokio::test(start_paused = true)]
     async fn the_starts_of_one_vm_delay_no_start_and_no_look_up_of_others() {
         let names = Names::new(Arc::new(SystemResolver::default()));

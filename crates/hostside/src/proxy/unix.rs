@@ -16,7 +16,7 @@ const RETRY_FIRST: Duration = Duration::from_millis(2);
 const RETRY_MOST: Duration = Duration::from_millis(100);
 
 /// Connects to a UNIX socket of a type. A full backlog is waited for: connecting to UNIX sockets either works at once or would
-/// have to block. Its directory may hold up who looks there: that costs its own callers alone.
+/// have to block. Its directory may hold up lookups: that costs its own callers alone.
 ///
 /// # Errors
 /// Why it did not work.

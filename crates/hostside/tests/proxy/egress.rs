@@ -225,7 +225,7 @@ fn an_http_1_0_client_is_not_answered_in_chunks() {
             &guest,
             format!("GET http://{address}/ HTTP/{version}\r\n\r\n").as_bytes(),
         );
-        // A server as RFC 9112, section 6.1, has it: chunks for those only who say that they know them.
+        // A server as RFC 9112, section 6.1, has it: chunks only for clients that announce them.
         let server = accept(&listener);
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {

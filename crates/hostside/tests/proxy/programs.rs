@@ -133,7 +133,7 @@ fn a_program_that_ignores_the_end_of_its_circuit_is_asked_and_then_killed() {
     let stand = Stand::new();
     let directory = tempfile::tempdir().expect("a directory");
     let asked = directory.path().join("asked");
-    // It does not look at its input, and makes a note of being asked, in the group of its own.
+    // It does not read its input, and makes a note of being asked, in the group of its own.
     let script = format!(
         "trap 'echo x >{}' TERM; echo ready; while :; do sleep 1; done",
         asked.display()

@@ -364,7 +364,7 @@ fn a_port_has_so_many_sessions_and_no_more() {
     assert!(!stand.exchange.has_call());
 }
 
-/// Who sends from a thousand ports has all sessions until another sender wants one, and gives up its most silent one then.
+/// A sender with a thousand ports has all sessions until another sender wants one, and gives up its most silent one then.
 #[test]
 fn one_sender_with_many_ports_keeps_no_other_sender_out() {
     let stand = Stand::new();

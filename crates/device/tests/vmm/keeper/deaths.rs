@@ -24,7 +24,7 @@ use crate::turns::allow_everyone;
 use crate::{config_of, fabric};
 use scene::{Kind, Scene};
 
-/// What the other process is told: where sockets are, how many guests there are, where it ends, after how many times it was there, and
+/// What the other process gets: where sockets are, how many guests there are, where it ends, after how many times it was there, and
 /// after how many more points.
 const WORDS: &str = "RINGDOWN_TEST_DAEMON";
 
@@ -174,7 +174,7 @@ fn start(directory: &Path, lines: u32) -> (Fabric, Arc<Keeper>) {
     (fabric, keeper)
 }
 
-/// What this process is told, if it is a daemon: where sockets are, and how many guests there are. From now on it ends where it is told to.
+/// What this process gets, if it is a daemon: where sockets are, and how many guests there are. From now on it ends where it is to.
 fn told() -> Option<(PathBuf, u32)> {
     let words = env::var(WORDS).ok()?;
     let words: Vec<&str> = words.split('\n').collect();

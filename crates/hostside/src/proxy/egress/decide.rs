@@ -146,7 +146,7 @@ impl<'a> View<'a> {
     }
 
     /// Whether an address is written down for the name, and the first rule about the name alone allows it and names it, rather than every
-    /// name or all below a domain: who has written both means this address.
+    /// name or all below a domain: to write both means this address.
     fn is_listed(&self, address: IpAddr, name: Option<&str>, port: u16) -> bool {
         let Some(name) = name else {
             return false;
@@ -220,8 +220,8 @@ impl Said {
     }
 }
 
-/// Whether a rule names a network around this address, rather than every address there is: who writes "any" thinks of the
-/// world, not of the host's own services.
+/// Whether a rule names a network around this address, rather than every address there is: "any" means the
+/// world, not the host's own services.
 pub fn means(rule: &Rule, address: IpAddr) -> bool {
     rule.to.iter().any(|pattern| match pattern {
         CalleePattern::Network(network) => {
@@ -231,7 +231,7 @@ pub fn means(rule: &Rule, address: IpAddr) -> bool {
     })
 }
 
-/// Whether an address is opened only by a rule that names it, as far as can be told without a call.
+/// Whether an address is opened only by a rule that names it, as far as is known without a call.
 pub fn must_be_named(address: IpAddr) -> bool {
     is_special(address) || routes::is_near(address, None) == Ok(true)
 }

@@ -1,4 +1,4 @@
-//! Who calls a published port: what one caller holds is counted, so that it keeps no other out.
+//! Callers of published ports: what one holds is counted, so that it keeps no other out.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -36,7 +36,7 @@ impl Caller {
         }
     }
 
-    /// Whom its circuits are laid to.
+    /// The owner of its circuits.
     pub(super) fn outsider(self) -> Outsider {
         Outsider(match self {
             Caller::Address(peer) => match network_of(peer) {

@@ -80,7 +80,7 @@ pub fn check_address(publish: &Publish) -> Result<(), PublishError> {
         PublishListen::Tcp(address) => (address, SocketType::STREAM),
         PublishListen::Udp(address) => (address, SocketType::DGRAM),
         PublishListen::Unix { path, .. } => {
-            // Who asks may have less rights than the daemon.
+            // A client may have less rights than the daemon.
             let used = check_socket(path).err();
             let used = used.filter(|error| matches!(error, RuntimeError::InUse { .. }));
             return used.map_or(Ok(()), |error| {

@@ -48,7 +48,7 @@ struct Side {
     sent: u32,
     received: u32,
     consumed: u32,
-    /// What of that the device has been told.
+    /// What of that the device has received.
     shown: u32,
     /// What it knows of the other end.
     peer_room: u32,
@@ -100,7 +100,7 @@ pub struct Scene {
     next_port: u32,
     /// There was a daemon, and for guests that are calm it has heard all of them.
     is_ready: bool,
-    /// Resets, with who is at the other end: it is hung up on, or is about to be.
+    /// Resets, with the peer: it is hung up on, or is about to be.
     unexplained: Vec<(usize, String)>,
     /// Stations that take nothing for a while.
     slow: HashSet<usize>,
@@ -379,7 +379,7 @@ impl Scene {
         self.say(circuit, 0, Operation::Request);
     }
 
-    /// An end that is open, if the first that is looked at is.
+    /// An end that is open, if the first that is checked is.
     fn some_end(&mut self) -> Option<(usize, usize)> {
         let is_open = |(_, circuit): &(usize, &Circuit)| {
             let mut ends = circuit.ends.iter();
@@ -568,7 +568,7 @@ impl Scene {
         let may_be_away = self.kind != Kind::Calm || !self.is_ready;
         let may_be_stored = self.kind == Kind::Full;
         let circuit = &mut self.circuits[circuit];
-        // Who calls while the other is away is refused.
+        // A call while the other is away is refused.
         let is_refused = may_be_away && circuit.ends[side].state == State::Calling;
         if !(circuit.is_doomed || circuit.is_ending || is_refused || may_be_stored) {
             let words = format!("{}: a reset of {circuit:?}", self.words);

@@ -147,7 +147,7 @@ impl Station {
         is_used && self.answered_in.is_some()
     }
 
-    /// Whether a daemon goes on with it that has been told nothing, as all was answered by the one before.
+    /// Whether a daemon goes on with it that has heard nothing, as all was answered by the one before.
     fn note_peace(&mut self) {
         let is_older = self.answered_in.is_some_and(|life| life < self.life);
         // A daemon that finds its rings so may hang up.
