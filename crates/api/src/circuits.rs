@@ -27,11 +27,11 @@ pub struct CircuitInfo {
     pub seqpacket: bool,
     /// How far it has come.
     pub state: CircuitPhase,
-    /// Who called.
+    /// The caller.
     pub from: CircuitEnd,
-    /// Whom the caller meant.
+    /// The callee meant.
     pub to: CircuitEnd,
-    /// Who has it, if a rule has redirected the call.
+    /// The callee, if a rule has redirected the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<CircuitEnd>,
     /// The rule that allows it; without one, what holds without a rule.

@@ -57,7 +57,7 @@ kinds! {
     CircuitOpened = "circuit-opened";
     /// A circuit is over on both ends.
     CircuitEnded = "circuit-ended";
-    /// A call was refused, or came to nothing. Of one caller's at most 100 a second are told.
+    /// A call was refused, or came to nothing. Of one caller's at most 100 a second are sent.
     Refused = "refused";
     /// The rules, or what they are about, are others.
     PolicyChanged = "policy-changed";
@@ -73,7 +73,7 @@ kinds! {
     CaptureEnded = "capture-ended";
     /// A reader of events did not keep up, and its stream was ended.
     ReaderDropped = "reader-dropped";
-    /// Events that were asked for are not known any more. It is told to the one who asked, and not kept.
+    /// Events that were asked for are not known any more. It goes to the reader that asked, unkept.
     Lost = "lost";
 }
 
@@ -92,12 +92,12 @@ pub struct Event {
     pub time: String,
     /// What kind of thing it is.
     pub kind: EventKind,
-    /// Who and what.
+    /// The subject.
     #[serde(flatten)]
     pub details: EventDetails,
 }
 
-/// Who and what an event is about. Each kind has what it needs.
+/// What an event is about. Each kind has what it needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventDetails {
     /// Full name of the VM, or of the one and the other with a comma in between.
@@ -106,13 +106,13 @@ pub struct EventDetails {
     /// The circuit's number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub circuit: Option<String>,
-    /// Who called, in words as in `web:40001`, `host(uid 1000, pid 7)` or `published(www)`.
+    /// The caller, in words as in `web:40001`, `host(uid 1000, pid 7)` or `published(www)`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Who was called, in words as in `db:5432`, `service(registry):5000` or `host:7000`.
+    /// The callee, in words as in `db:5432`, `service(registry):5000` or `host:7000`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// Who has it, if a rule has redirected the call.
+    /// The callee, if a rule has redirected the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<String>,
     /// The port that was called.
@@ -136,7 +136,7 @@ pub struct EventDetails {
     /// How many: of events that are lost, of rules that are in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// How many events of the VM before this one were left out, as it caused more than are told.
+    /// How many events of the VM before this one were left out, as it caused more than are sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<u64>,
 }
@@ -167,9 +167,9 @@ impl EventDetails {
 /// The answer to `GET /v1/why`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Why {
-    /// Who would call, as it was asked.
+    /// The caller, as it was asked.
     pub from: String,
-    /// Who would be called, as it was asked.
+    /// The callee, as it was asked.
     pub to: String,
     /// The port.
     pub port: u32,
@@ -199,9 +199,9 @@ pub struct Why {
 pub struct Refusal {
     /// When, the last time, as RFC 3339 has it.
     pub time: String,
-    /// Who called, in words.
+    /// The caller, in words.
     pub from: String,
-    /// Who was called, in words.
+    /// The callee, in words.
     pub to: String,
     /// The port that was called.
     pub port: u32,

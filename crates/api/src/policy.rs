@@ -32,7 +32,7 @@ pub struct Reloaded {
     /// Those of them whose VMM was connected: it still runs, without a line.
     #[serde(default)]
     pub cut_off: Vec<String>,
-    /// Published ports that were added, or are others than before: where the daemon listens, and whom it calls.
+    /// Published ports that were added, or are others than before: where the daemon listens, and its callee.
     #[serde(default)]
     pub published: Vec<String>,
     /// Those that were removed, or were others before.
@@ -129,9 +129,9 @@ pub struct PassedOver {
 /// The answer to `GET /v1/policy/test`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyAnswer {
-    /// Who would call, as it was asked.
+    /// The caller, as it was asked.
     pub from: String,
-    /// Who would be called, as it was asked.
+    /// The callee, as it was asked.
     pub to: String,
     /// The port.
     pub port: u32,
@@ -242,9 +242,9 @@ pub struct RuleInfo {
     pub label: String,
     /// Where it was written.
     pub place: String,
-    /// Who calls: any of these. `red/any` is what `any` means in a rule of the domain `red`.
+    /// Callers: any of these. `red/any` is what `any` means in a rule of the domain `red`.
     pub from: Vec<String>,
-    /// Who is called: any of these.
+    /// Callees: any of these.
     pub to: Vec<String>,
     /// Which ports are called: any of these; `*` for all.
     pub ports: Vec<String>,

@@ -293,7 +293,7 @@ pub struct AgentInfo {
     pub hostname: String,
     /// Identifier of this boot of the guest.
     pub boot_id: String,
-    /// Changes when the guest was seen to have been resumed; empty if its agent cannot tell.
+    /// Changes when the guest was seen to have been resumed; empty if its agent has none.
     #[serde(default)]
     pub generation: String,
     /// What the agent can do, by name.

@@ -1,6 +1,6 @@
 //! Which addresses belong to which network and to which VM in it, also when the VM is away and after the daemon has been started anew.
 //!
-//! Everything comes from three numbers: the site's, which is random and tells this daemon's networks from those of others; the network's;
+//! Everything comes from three numbers: the site's, which is random and marks this daemon's networks off from others; the network's;
 //! and the VM's, which is that of its IPv4 address in the subnet too. A VM gets the same again whenever it comes back.
 
 use std::collections::BTreeSet;

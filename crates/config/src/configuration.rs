@@ -27,7 +27,7 @@ pub struct Config {
     pub spin: Option<Duration>,
     /// The socket of the keeper, if there is one.
     pub keeper: Option<PathBuf>,
-    /// Who may use the control socket beside the daemon's own user.
+    /// Users of the control socket beside the daemon's own user.
     pub control: ControlGroups,
     /// Directories that the sandbox leaves open beside those that are named elsewhere.
     pub sandbox_paths: Vec<PathBuf>,

@@ -4,7 +4,7 @@ use crate::input::InputError;
 use crate::parse_user_group;
 use crate::source::{Reading, Source, Value};
 
-/// Who may use the control socket beside the daemon's own user and root.
+/// Users of the control socket beside the daemon's own user and root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ControlGroups {
     /// The group whose members may look.

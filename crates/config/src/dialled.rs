@@ -9,7 +9,7 @@ use crate::places::{Place, place, stem_and_port};
 use crate::{Chardev, Config, ConfigError, Plan, Publish, PublishListen, Written};
 
 /// Refuses VMMs whose sockets are also another VM's, the daemon's, or where calls of a guest to the host go: the daemon would take one VMM or program for another. What
-/// stands at the path is not looked at, since the VMM can change it.
+/// stands at the path is not checked, since the VMM can change it.
 ///
 /// # Errors
 /// [`ConfigError::Input`] with the place of the VM.

@@ -52,8 +52,8 @@ pub(super) fn check_files(config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses services and channels that lead to a socket of the daemon's own, by whatever path: who calls there is taken for a program of the host, for a VMM
-/// or for an operator, and what a guest says would get there in the daemon's name. What becomes of a path later is looked at when it is called.
+/// Refuses services and channels that lead to a socket of the daemon's own, by whatever path: a caller there is taken for a program of the host, for a VMM
+/// or for an operator, and what a guest says would get there in the daemon's name. What becomes of a path later is checked when it is called.
 ///
 /// # Errors
 /// [`ConfigError::Input`] with the place of the service or the VM.
@@ -77,7 +77,7 @@ pub fn check_targets(config: &Config, plan: &Plan) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses an internet address at which a port is published. What a name leads to is looked at when it is called.
+/// Refuses an internet address at which a port is published. What a name leads to is checked when it is called.
 fn refuse_published(service: &Service, publishes: &[Written<Publish>]) -> Result<(), InputError> {
     let (spoken, server) = match &service.target {
         ServiceTarget::Tcp(server) => (Spoken::Tcp, server),

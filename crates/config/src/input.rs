@@ -100,7 +100,7 @@ pub fn parse_cid(text: &str) -> Result<u32, InputError> {
 ///
 /// # Errors
 /// [`InputError::NotAPath`], [`InputError::RelativePath`] or [`InputError::PathTooLong`]. Whether the directory
-/// exists is not looked at.
+/// exists is not checked.
 pub fn check_socket_path(path: &Path) -> Result<(), InputError> {
     let bytes = path.as_os_str().as_encoded_bytes();
     if bytes.contains(&0) || path.file_name().is_none() || path.to_str().is_none() {

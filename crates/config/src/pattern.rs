@@ -1,4 +1,4 @@
-//! The words of a rule: who calls, who is called, at which ports, and where a call goes instead. They are the same in the file, on
+//! The words of a rule: callers, callees, at which ports, and where a call goes instead. They are the same in the file, on
 //! the command line and in a question to the policy.
 //!
 //! | word | who |
@@ -32,7 +32,7 @@ const MAX_DNS_LABEL_LEN: usize = 63;
 /// The most of what a person wrote that a refusal shows, in characters.
 const MAX_SHOWN: usize = 128;
 
-/// Reads who calls. `domain` is the rule's.
+/// Reads a caller. `domain` is the rule's.
 ///
 /// # Errors
 /// [`InputError`] when it can be no caller.
@@ -60,7 +60,7 @@ pub fn parse_caller(text: &str, domain: &str) -> Result<Vec<CallerPattern>, Inpu
     Ok(vec![one])
 }
 
-/// Reads who is called. `domain` is the rule's.
+/// Reads a callee. `domain` is the rule's.
 ///
 /// # Errors
 /// [`InputError`] when it can be no callee.

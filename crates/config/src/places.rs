@@ -12,7 +12,7 @@ pub(super) type Place = (Directory, OsString);
 #[derive(PartialEq, Eq, Hash)]
 pub(super) enum Directory {
     Inode(u64, u64),
-    /// It is not there, or cannot be looked at.
+    /// It is not there, or cannot be checked.
     Path(PathBuf),
 }
 

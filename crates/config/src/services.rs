@@ -42,7 +42,7 @@ pub struct Service {
     pub port: u32,
     /// What answers.
     pub target: ServiceTarget,
-    /// Whether the service is given first who calls: a header of the PROXY protocol, version 2. Never for a command or for egress.
+    /// Whether the service first gets the caller: a header of the PROXY protocol, version 2. Never for a command or for egress.
     pub proxy_protocol: bool,
     /// Connections at once, from 1 to [`MOST_CONNECTIONS`].
     pub max_connections: u32,
@@ -102,9 +102,9 @@ pub struct Publish {
     pub name: String,
     /// Where the daemon listens.
     pub listen: PublishListen,
-    /// Whom it calls.
+    /// Its callee.
     pub to: PublishedPort,
-    /// Whether the guest is given first who calls: a header of the PROXY protocol, version 2.
+    /// Whether the guest first gets the caller: a header of the PROXY protocol, version 2.
     pub proxy_protocol: bool,
 }
 

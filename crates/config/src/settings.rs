@@ -20,7 +20,7 @@ pub struct Settings {
     pub keeper: Option<PathBuf>,
     /// How long the worker polls before it sleeps.
     pub spin: Duration,
-    /// Who may use the control socket beside the daemon's own user.
+    /// Users of the control socket beside the daemon's own user.
     pub control: ControlGroups,
 }
 

@@ -13,7 +13,7 @@ const GROUP: &str = "group of users";
 /// The number of a user, given by name or number.
 ///
 /// # Errors
-/// [`InputError::UnknownUser`] when the system has none of this name, [`InputError::UserLookup`] when it cannot tell.
+/// [`InputError::UnknownUser`] when the system has none of this name, [`InputError::UserLookup`] when it fails.
 pub fn parse_user(text: &str) -> Result<u32, InputError> {
     if let Some(number) = parse_number(text) {
         return Ok(number);
@@ -34,7 +34,7 @@ pub fn parse_user_group(text: &str) -> Result<u32, InputError> {
     found_or_not(GROUP, text, found).map(Gid::as_raw)
 }
 
-/// A group as a person knows it: by its name, or by its number where it has none or the system cannot tell.
+/// A group as a person knows it: by its name, or by its number where it has none or the lookup fails.
 pub fn group_words(gid: u32) -> String {
     let group = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
     group.map_or_else(|| gid.to_string(), |group| group.name)
@@ -43,7 +43,7 @@ pub fn group_words(gid: u32) -> String {
 /// The groups that a program has when this user starts it. None for a number that no user has.
 ///
 /// # Errors
-/// [`InputError::UserLookup`] when the system cannot tell.
+/// [`InputError::UserLookup`] when the lookup fails.
 pub fn groups_of(uid: u32) -> Result<Vec<u32>, InputError> {
     let failed = |error: &dyn std::fmt::Display| InputError::UserLookup {
         what: USER,
@@ -59,7 +59,7 @@ pub fn groups_of(uid: u32) -> Result<Vec<u32>, InputError> {
     Ok(groups.into_iter().map(Gid::as_raw).collect())
 }
 
-/// Has the system load what it looks users and groups up with (nsswitch.conf(5)), by looking up who is not there, so that every source is asked.
+/// Has the system load what it looks users and groups up with (nsswitch.conf(5)), by looking up a missing one, so that every source is asked.
 pub fn load_name_services() {
     let nobody = "ringdown-nobody";
     // What comes of it does not matter.

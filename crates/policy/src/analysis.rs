@@ -2,7 +2,7 @@
 //!
 //! A rule matches a caller, a callee and a port that it is about. So an earlier rule covers it if it is about all its
 //! callers, all its callees and all its ports, each for itself. Which rules are about all that a pattern is about, the
-//! index of the patterns says; who the VMs are, and which groups they are in, does not matter, so that the answer holds for
+//! index of the patterns says; which VMs exist, and which groups they are in, does not matter, so that the answer holds for
 //! VMs that are yet to come.
 
 use crate::compiled::Policy;
@@ -10,7 +10,7 @@ use crate::ports::{self, Span};
 use crate::rule::{Rule, RuleId};
 use crate::set::RuleSet;
 
-/// As many earlier rules that are about all callers and all callees of a rule, but only some of its ports, are looked at for
+/// As many earlier rules that are about all callers and all callees of a rule, but only some of its ports, are checked for
 /// whether they cover it together.
 const MAX_TOGETHER: usize = 1024;
 

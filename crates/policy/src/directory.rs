@@ -1,4 +1,4 @@
-//! Who is where: the domains, each with names, context identifiers and services of its own.
+//! The parties: the domains, each with names, context identifiers and services of its own.
 //!
 //! A guest knows others by numbers of its own domain only. A VM of another domain gets one there, an *alias*, when a rule
 //! brings the two together; it is made from the VM's name, so that it is the same each time as long as it is free.
@@ -46,7 +46,7 @@ struct Domain {
     by_other_name: HashMap<String, LineId>,
     /// With the aliases.
     by_cid: HashMap<u32, LineId>,
-    /// The aliases, by whom they stand for.
+    /// The aliases, by the VM meant.
     aliases: HashMap<LineId, u32>,
     /// By port.
     services: HashMap<u32, Service>,

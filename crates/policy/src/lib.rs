@@ -1,4 +1,4 @@
-//! Names, rules, and the one rate limiter: who may call whom, and how often. Times are arguments; there is no clock and no I/O.
+//! Names, rules, and the one rate limiter: the calls allowed, and how often. Times are arguments; there is no clock and no I/O.
 //!
 //! - [`Directory`]: the domains, each with the names, context identifiers and services of its own ([`Address`], [`ServiceEntry`]).
 //! - [`Policy`]: ordered rules, of which the first that matches decides.

@@ -1,4 +1,4 @@
-//! A rule as it is written, and who it is asked about.
+//! A rule as it is written, and its parties.
 
 // Of the standard library's network, the switch sees nothing. An address is a number to it.
 use core::net::IpAddr;
@@ -20,9 +20,9 @@ pub type PortRange = RangeInclusive<u32>;
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// Who calls: any of these.
+    /// Callers: any of these.
     pub from: Vec<CallerPattern>,
-    /// Who is called: any of these.
+    /// Callees: any of these.
     pub to: Vec<CalleePattern>,
     /// Which ports are called: any of these. Without one, all.
     pub ports: Vec<PortRange>,
@@ -161,7 +161,7 @@ impl NamePattern {
     }
 }
 
-/// Who calls.
+/// The caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller<'a> {
     /// A guest.
@@ -184,7 +184,7 @@ pub enum Caller<'a> {
     Published,
 }
 
-/// Who is called.
+/// The callee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callee<'a> {
     /// A guest.

@@ -33,7 +33,7 @@
 //! Figures, logs and the other everyday jobs are asked for with one frame, [`Frame::Ask`], and answered as said in [`job`].
 //!
 //! On the stream that the agent opens towards the host to say that it is ready, only the two hellos pass, and where the line does not
-//! show who calls, a [`Secret`] that the host's connections then begin with. The stream stays open for as long as the agent lives.
+//! show callers, a [`Secret`] that the host's connections then begin with. The stream stays open for as long as the agent lives.
 //!
 //! A header names a channel, so that one stream (virtio-serial, later) can carry many operations; over vsock there
 //! is one stream per operation and its channel is [`OPERATION_CHANNEL`].

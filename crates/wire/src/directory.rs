@@ -1,4 +1,4 @@
-//! The directory port: a guest asks the host who is who, in lines that any program can speak.
+//! The directory port: a guest asks the host for names, in lines that any program can speak.
 //!
 //! A guest dials CID 2 at [`PORT`] and sends requests, each a line; each is answered by one line, in order, until the guest
 //! closes. Words are separated by one space, and a line ends with a line feed (a carriage return before it is ignored).
@@ -73,7 +73,7 @@ pub enum Request {
         /// Its name in the guest's own domain.
         name: String,
     },
-    /// Who the guest is.
+    /// The guest.
     WhoAmI,
 }
 

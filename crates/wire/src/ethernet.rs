@@ -89,9 +89,9 @@ impl TagControl {
 /// The Ethernet header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// Whom it is for.
+    /// Its receiver.
     pub destination: MacAddress,
-    /// Who says it is from them.
+    /// The claimed sender.
     pub source: MacAddress,
     /// The outermost 802.1Q tag, if there is one.
     pub tag: Option<TagControl>,
@@ -139,7 +139,7 @@ impl Head {
                 None => Layer3::Malformed,
             },
             length if length.is_length() => Layer3::Length {
-                // Of an access point the last bit says only that it is a group; Linux does not look at what follows it.
+                // Of an access point the last bit says only that it is a group; Linux does not read what follows it.
                 snap: matches!(bytes, [0xaa | 0xab, ..] | [_, 0xaa | 0xab, ..]),
             },
             _ => Layer3::Other,

@@ -252,7 +252,7 @@ impl Packet {
         })
     }
 
-    /// Whether writing a checksum there changes nothing that a filter has looked at: in headers that are understood it may
+    /// Whether writing a checksum there changes nothing that a filter has read: in headers that are understood it may
     /// only go where their checksum is. With UDP it may be that of a packet inside, as tunnels have it.
     fn check_place(&self, checksum: Checksum, frame_len: usize) -> Result<(), NetHeaderError> {
         let (start, offset) = (usize::from(checksum.start), usize::from(checksum.offset));

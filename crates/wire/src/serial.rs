@@ -57,7 +57,7 @@ const CHECKED_LEN: usize = HEADER_LEN - 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Who the sender is, and what it expects next.
+    /// The sender, and what it expects next.
     Hello = 1,
     /// Nothing but the number of the frame that is expected next.
     Acknowledge = 2,
@@ -197,7 +197,7 @@ pub fn checksum(bytes: &[u8]) -> u32 {
 }
 
 /// What a frame of this sender to this receiver says it belongs to: the checksum of both epochs. Bytes that a channel carries can look like
-/// frames, and may be taken for such after a loss; but who sends them does not know the epochs.
+/// frames, and may be taken for such after a loss; but their sender does not know the epochs.
 pub fn session(sender_epoch: u64, receiver_epoch: u64) -> u32 {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&sender_epoch.to_le_bytes());

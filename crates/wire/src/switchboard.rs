@@ -1,11 +1,11 @@
 //! Setting up zero-copy circuits: the protocol between programs and their switchboard.
 //!
 //! A *switchboard* gives circuits to programs: in a guest its agent, on the host the daemon. Both have the same protocol for programs, at a UNIX
-//! socket ([`program`]). The agent and the daemon have a connection of their own, over which the daemon, who decides, assigns the windows ([`link`]).
+//! socket ([`program`]). The agent and the daemon have a connection of their own, over which the daemon decides and assigns the windows ([`link`]).
 //!
 //! Both protocols are lines of printable ASCII: a verb, and then fields in any order, each `key=value` and each once, all with one space between them and with a line feed
-//! at their end. A line has at most [`MAX_LINE_LEN`] bytes. What is not known is refused and never passed over: who does not understand
-//! half of a line does not know what it asks for.
+//! at their end. A line has at most [`MAX_LINE_LEN`] bytes. What is not known is refused and never passed over: not to understand
+//! half of a line is not to know what it asks for.
 //!
 //! ```
 //! use wire::switchboard::program::Request;

@@ -1,6 +1,6 @@
 //! Packets of vsock as captures show them: what Linux's vsockmon device has in front of each (`linux/vsockmon.h`), and Wireshark dissects.
 //!
-//! A packet is a *monitor header*, which says who talks to whom whatever carries it; for a packet of virtio its own header; and the payload, if
+//! A packet is a *monitor header*, which has both ends, whatever carries it; for a packet of virtio its own header; and the payload, if
 //! it is data. Numbers are little-endian.
 
 use crate::vsock::{HEADER_LEN, Header, Operation};

@@ -108,7 +108,7 @@ pub enum InputError {
     #[error("the socket {} is used by {owner} already: give each socket a path of its own", path.display())]
     DuplicatePath {
         path: PathBuf,
-        /// Who has it, in words.
+        /// Its owner, in words.
         owner: String,
     },
     #[error(
@@ -117,7 +117,7 @@ pub enum InputError {
     )]
     OwnSocket {
         path: PathBuf,
-        /// Who has it, in words.
+        /// Its owner, in words.
         owner: String,
     },
     #[error(

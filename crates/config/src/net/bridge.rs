@@ -1,4 +1,4 @@
-//! What the switch is told about ports, of what their operator said.
+//! What the switch gets about ports, of what their operator said.
 
 use std::net::{IpAddr, Ipv6Addr};
 

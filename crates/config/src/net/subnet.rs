@@ -69,7 +69,7 @@ impl Ipv6Subnet {
         (self.own.to_bits() >> 64) as u64
     }
 
-    /// The address that a guest makes for itself from the prefix and its MAC address (RFC 4291, appendix A), unless it was told otherwise.
+    /// The address that a guest makes for itself from the prefix and its MAC address (RFC 4291, appendix A), unless it was set otherwise.
     pub fn of_mac(self, mac: MacAddress) -> Ipv6Addr {
         let identifier = u64::from_be_bytes(mac.interface_identifier());
         Ipv6Addr::from_bits(u128::from(self.prefix()) << 64 | u128::from(identifier))

@@ -1,6 +1,6 @@
 //! Ports: sockets and addresses that have one owner each.
 //!
-//! What a VM is given depends on its networks, and what a network gives depends on who else is there. So all ports are worked out anew
+//! What a VM is given depends on its networks, and what a network gives depends on the other VMs. So all ports are worked out anew
 //! whenever anything changes; what is remembered keeps the result the same for those that did not change.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ pub const MAX_PORTS: usize = 2048;
 /// Addresses that have an owner.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Occupied {
-    /// Who has it: a VM in a network.
+    /// Its owner: a VM in a network.
     macs: BTreeMap<MacAddress, Owner>,
     /// By network, and then by address.
     ipv4: BTreeMap<(String, Ipv4Addr), Owner>,
@@ -380,7 +380,7 @@ struct Claims<'a> {
     now: Occupied,
     /// Numbers in networks.
     numbers: BTreeSet<(String, u32)>,
-    /// Every socket, and who has it in words.
+    /// Every socket, and its owner in words.
     paths: BTreeMap<PathBuf, String>,
 }
 

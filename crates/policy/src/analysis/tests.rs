@@ -36,7 +36,7 @@ fn to(patterns: &[CalleePattern]) -> Rule {
     }
 }
 
-/// Whether the last of the rules is covered, by whom.
+/// Which rules cover the last one.
 fn last_covered_by(rules: &[Rule]) -> Option<Vec<u32>> {
     let last = RuleId(rules.len() as u32 - 1);
     let found = Policy::new(rules.to_vec())

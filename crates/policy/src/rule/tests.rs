@@ -1,4 +1,4 @@
-//! Who is covered by whom, pattern by pattern.
+//! Which covers which, pattern by pattern.
 
 use super::*;
 

@@ -20,7 +20,7 @@
 //!  the host's word to a sender)
 //! ```
 //!
-//! Who receives counts, and what was received counts: the sender's sum has to agree with it, or the run has failed. Of
+//! The receiver counts, and what was received counts: the sender's sum has to agree with it, or the run has failed. Of
 //! round trips, a segment is a number of messages, each of which is answered before the next is sent.
 
 mod content;
@@ -106,7 +106,7 @@ pub enum Message {
 pub struct Start {
     /// Its part.
     pub role: Role,
-    /// Who has the other part.
+    /// The other part's side.
     pub peer: Peer,
     /// The length of each message, in bytes, 1 to [`MAX_MESSAGE_LEN`].
     pub message_len: u32,
@@ -136,7 +136,7 @@ impl Role {
     }
 }
 
-/// Who is at the other end of the stream.
+/// The peer of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Peer {
     /// The host's program, on this connection.
@@ -164,15 +164,15 @@ pub enum Peer {
 /// How a stream ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What was received, or sent by the one who sends, in bytes; of round trips, what came back.
+    /// What was received, or sent by the sender, in bytes; of round trips, what came back.
     pub bytes: u64,
-    /// From the first byte to the last, by the clock of who says it, in microseconds.
+    /// From the first byte to the last, by the sayer's clock, in microseconds.
     pub duration_us: u64,
     /// How many bytes were not what they should be; 0 if that was not checked.
     pub wrong_bytes: u64,
     /// Where the first of them was.
     pub first_wrong: Option<u64>,
-    /// How long round trips took, of the one who began them, if there was one.
+    /// How long round trips took, of the side that began, if there was one.
     pub latency: Option<Latency>,
 }
 

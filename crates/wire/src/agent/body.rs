@@ -8,7 +8,7 @@ use super::{
     PROTOCOL_VERSION, Stream,
 };
 
-/// Who a side is and what it can do. Its layout never changes between versions of the protocol.
+/// What a side is and can do. Its layout never changes between versions of the protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The lowest version of the protocol that it speaks, at least 1.

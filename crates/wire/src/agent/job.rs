@@ -43,7 +43,7 @@ pub const MAX_ASK_LEN: usize = 128 * 1024;
 /// The longest body of an [`Answer`], in bytes.
 pub const MAX_ANSWER_LEN: usize = 192 * 1024;
 
-/// The capability of telling figures ([`Stats`]).
+/// The capability of giving figures ([`Stats`]).
 pub const CAPABILITY_STATS: &str = "stats";
 /// The capability of showing logs ([`Logs`]).
 pub const CAPABILITY_LOGS: &str = "logs";
@@ -51,7 +51,7 @@ pub const CAPABILITY_LOGS: &str = "logs";
 pub const CAPABILITY_POWER: &str = "power";
 /// The capability of freezing and thawing file systems.
 pub const CAPABILITY_FREEZE: &str = "freeze";
-/// The capability of telling and setting the clock.
+/// The capability of reading and setting the clock.
 pub const CAPABILITY_TIME: &str = "time";
 /// The capability of reading and setting the clipboard of the guest's desktop.
 pub const CAPABILITY_CLIPBOARD: &str = "clipboard";

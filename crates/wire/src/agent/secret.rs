@@ -1,6 +1,6 @@
 //! How a connection proves to an agent that it comes from its host.
 //!
-//! Over a serial port, and behind a VMM with a vsock device of its own, a guest cannot see who calls. So the agent gives its host a random
+//! Over a serial port, and behind a VMM with a vsock device of its own, a guest cannot see callers. So the agent gives its host a random
 //! secret, and the host puts it in front of what its own programs say to the agent, and in front of nothing else:
 //!
 //! ```text
@@ -42,10 +42,10 @@ pub const AGENT_AWAY: &str = "the guest's agent has not called the host yet, so 
 /// The capability of an agent, in its own call to the host, of giving a secret and asking callers for it.
 pub const CAPABILITY_PROOF: &str = "proof";
 
-/// What a host says, as a capability, to an agent whose line does not show who calls: callers bring the secret.
+/// What a host says, as a capability, to an agent whose line does not show callers: callers bring the secret.
 pub const CALLERS_PROVE: &str = "callers-prove";
 
-/// What a host says, as a capability, to an agent whose line shows who calls: source addresses are its own word.
+/// What a host says, as a capability, to an agent whose line shows callers: source addresses are its own word.
 pub const CALLERS_KNOWN: &str = "callers-known";
 
 /// What a connection proves by that it comes from the host. It is compared in constant time, and not shown.

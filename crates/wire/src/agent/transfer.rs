@@ -184,7 +184,7 @@ pub enum Message {
 /// What the agent is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Start {
-    /// Who it is: the same on each connection of one transfer.
+    /// Its name: the same on each connection of one transfer.
     pub id: [u8; 16],
     /// The agent's part.
     pub part: Part,

@@ -13,7 +13,7 @@ pub struct Arp {
     pub sender_mac: MacAddress,
     /// The address that the sender says it has, 0.0.0.0 in a probe (RFC 5227).
     pub sender: Ipv4Addr,
-    /// The address that is asked for, or who is answered.
+    /// The address that is asked for, or the asker's.
     pub target: Ipv4Addr,
 }
 

@@ -18,9 +18,9 @@ pub enum Fragment {
 /// What an IPv4 header says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ipv4 {
-    /// Who says it is from them.
+    /// The claimed sender.
     pub source: Ipv4Addr,
-    /// Whom it is for.
+    /// Its receiver.
     pub destination: Ipv4Addr,
     /// What it carries, by its number.
     pub protocol: u8,

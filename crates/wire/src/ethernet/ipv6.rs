@@ -10,9 +10,9 @@ pub const MAX_EXTENSION_HEADERS: usize = 8;
 /// What an IPv6 header and its extensions say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ipv6 {
-    /// Who says it is from them.
+    /// The claimed sender.
     pub source: Ipv6Addr,
-    /// Whom it is for.
+    /// Its receiver.
     pub destination: Ipv6Addr,
     /// How many routers it may still pass.
     pub hop_limit: u8,

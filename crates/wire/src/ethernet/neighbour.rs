@@ -20,7 +20,7 @@ pub enum NeighbourMessage {
     Solicitation,
     /// The sender says that it has the target.
     Advertisement,
-    /// A router says who has a better way.
+    /// A router names a better one.
     Redirect,
 }
 

@@ -10,7 +10,7 @@ pub const MAX_REASON_LEN: usize = 256;
 /// The length of a hello, in bytes.
 const HELLO_LEN: usize = 32;
 
-/// Who the sender is.
+/// The sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
     /// The version of the protocol that the sender speaks.

@@ -9,7 +9,7 @@
 //! | `WINDOW uuid=HEX len=BYTES` | this window's device is there and not mapped. For each, and again for each that comes later |
 //! | `LISTEN port=N`, `UNLISTEN port=N` | a program of this guest takes circuits there, or does no more |
 //! | `DIAL id=N port=N kind=bytes ring=N` | a call from this port of the guest is about to be made, and a window is wanted |
-//! | `DIALLED id=N cid=N port=N` | the call was taken. `cid` and `port` are whom the guest has called |
+//! | `DIALLED id=N cid=N port=N` | the call was taken. `cid` and `port` are the real callee's |
 //! | `GIVEUP id=N` | the call came to nothing, or the program has gone |
 //! | `ACCEPTED id=N cid=N port=N local=N kind=bytes ring=N` | a call from there was taken at the port `local` for a program that listens |
 //! | `RELEASED uuid=HEX generation=N` | this guest has that window mapped no more: its device was unbound and bound again |
@@ -89,7 +89,7 @@ fields! {
         kind: Kind = kind,
         /// Which side the guest's program is.
         side: Side = side,
-        /// Who is at the other side, by the name that this guest may know.
+        /// The peer, by the name that this guest may know.
         peer: Place = place,
     }
 }

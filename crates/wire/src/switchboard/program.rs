@@ -41,7 +41,7 @@ pub const STREAM_DESCRIPTORS: usize = 1;
 pub enum Request {
     /// A circuit to this party.
     Connect {
-        /// To whom.
+        /// Callee.
         to: Place,
         /// What is to be in it.
         kind: Kind,
@@ -130,7 +130,7 @@ fields! {
         generation: u64 = generation,
         /// Random, other in each life.
         nonce: Hex16 = hex,
-        /// Who is at the other side.
+        /// The peer.
         from: Place = place,
     }
 }
@@ -147,7 +147,7 @@ pub enum Answer {
     Circuit(Circuit),
     /// A circuit without one: a stream socket that carries the bytes.
     Stream {
-        /// Who is at the other side.
+        /// The peer.
         from: Place,
     },
     /// Why there is none.

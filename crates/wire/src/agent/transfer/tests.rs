@@ -179,7 +179,7 @@ pub(in super::super) fn any_message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// What a decoder says about a message whose limits the sender did not look at.
+/// What a decoder says about a message whose limits the sender did not check.
 fn received(message: &Message) -> Result<(), DecodeError> {
     let mut body = Vec::new();
     append(Kind::Transfer, message, &mut body);
