@@ -80,7 +80,7 @@ impl Install {
             path: self.binary.clone(),
             source,
         };
-        // One descriptor, so that what is sent is what was looked at.
+        // One descriptor, so that what is sent is what was checked.
         let mut input = File::open(&self.binary).map_err(unreadable)?;
         let mut magic = Vec::new();
         (&input)

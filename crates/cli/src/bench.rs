@@ -3,7 +3,7 @@
 //! A *measurement* is one direction of throughput, or round trips. It has one or more streams, each with a thread here and
 //! a connection to the agent ([`link`]); between two VMs, to both agents, and the payload then passes from guest to guest
 //! and not through this program ([`guests`], [`host`]). All streams are connected before the first begins. Then the calling
-//! thread looks at the clock, shows what has passed in each second, and says when it is enough ([`run`]).
+//! thread reads the clock, shows what has passed in each second, and says when it is enough ([`run`]).
 //!
 //! Time is taken from the host's clock, except for single round trips between guests, which only the guest sees. What counts is what the receiver
 //! has confirmed; that the stream just ended confirms nothing.
@@ -39,7 +39,7 @@ pub struct Party {
     pub host_socket: PathBuf,
 }
 
-/// Who is measured.
+/// The parties.
 #[derive(Debug, Clone)]
 pub struct Parties {
     /// The VM.
@@ -77,7 +77,7 @@ pub struct Plan {
 }
 
 impl Parties {
-    /// The name of who sends, or calls, and of the other.
+    /// The name of the sender, or caller, and its peer.
     fn names(&self, kind: Kind) -> (String, String) {
         let (far, near) = match &self.other {
             Some(other) => (other.name.clone(), self.vm.name.clone()),

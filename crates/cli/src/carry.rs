@@ -10,7 +10,7 @@
 //!   that has the CID, says `CONNECT <port>`, reads the answer, and then has the program's call succeed. So the socket stays the one that it was: copies of
 //!   the descriptor, other processes that have it, an epoll that watches it, options and `O_NONBLOCK` are none of our business.
 //! - `connect` of an AF_UNIX socket of the program's own to a path that `--unix` names: likewise.
-//! - Once connected, an abstract name is bound to the socket that says who is at the other end ([`address::CarriedName`]). `getpeername` and
+//! - Once connected, an abstract name is bound to the socket that names the peer ([`address::CarriedName`]). `getpeername` and
 //!   `getsockname` read it there; nothing has to be remembered here.
 //! - Everything else goes on to the kernel.
 //!

@@ -28,7 +28,7 @@ pub enum Severity {
     Error,
 }
 
-/// What was looked at, and what was found.
+/// What was checked, and what was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// What it is about, in a word or two.
@@ -80,10 +80,10 @@ impl Finding {
     }
 }
 
-/// Looks at everything: the machine, the configuration if there is a file, and the daemon of the runtime directory.
+/// Checks everything: the machine, the configuration if there is a file, and the daemon of the runtime directory.
 pub fn everything(config: Option<&Path>, runtime_dir: Option<&Path>) -> Vec<Finding> {
     let mut findings = machine::look();
-    // Who looks at a file may do so before the first start.
+    // A file may be checked before the first start.
     let is_expected = config.is_none() && (runtime_dir.is_some() || is_runtime_dir_set());
     let mut named = runtime_dir.map(Path::to_owned);
     if let Some(path) = config {

@@ -57,10 +57,10 @@ const SERVICE_DIR: &str = "/run/ringdown";
 /// The longest answer, in bytes: well above a list of as many VMs as a daemon serves.
 const MAX_ANSWER_LEN: usize = 16 * 1024 * 1024;
 
-/// Who ended a capture.
+/// The end's cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CaptureEnd {
-    /// Who asked for it.
+    /// The user.
     ByPerson,
     /// The daemon, as there is nothing more to come.
     ByDaemon,

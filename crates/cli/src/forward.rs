@@ -62,7 +62,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Listens on the host. Who connects waits until it is forwarded.
+    /// Listens on the host. A client waits until it is forwarded.
     ///
     /// # Errors
     /// A place cannot be had; the words name it.
@@ -303,7 +303,7 @@ async fn take_callers<G: Guest>(
     }
 }
 
-/// Who has connected, or why the agent listens no more.
+/// The client, or why the agent listens no more.
 fn next_caller(decoder: &mut Decoder) -> Result<u32, String> {
     match decoder.next_frame() {
         Ok(Some((_, Frame::Forward(Message::Caller { number })))) => Ok(number),

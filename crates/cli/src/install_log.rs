@@ -71,7 +71,7 @@ impl LogFile {
         let Some(mut current) = self.open.take() else {
             return Ok((some, true));
         };
-        // Looked at before it is read: what it has when it is not the current one any more is all that it will have.
+        // Checked before it is read: what it has when it is not the current one any more is all that it will have.
         let moved = is_elsewhere(&current, &self.path)?;
         some |= copy(&mut current, write)?;
         if !moved {

@@ -2,7 +2,7 @@
 //!
 //! Three threads listen, to the daemon, to the keyboard and to signals, and one draws ([`run`]). Everything between is without I/O and gets the time as an argument: what
 //! the daemon says is a [`sample`], [`rates`] makes rates of its counters, [`app`] is what is shown and how keys change it, and [`view`] draws that
-//! into a buffer. So tests look at what a person would see.
+//! into a buffer. So tests read what a person would see.
 
 mod app;
 mod keys;

@@ -1,7 +1,7 @@
 //! `ringdown upgrade`: one daemon follows another.
 //!
 //! The sandboxed daemon can start no program, and what it could exec would have its sandbox. So this command starts the new one, or has systemd do so.
-//! What it starts, and as whom, is taken from the kernel's word about the process at the control socket. A process can change its own command line: that is read
+//! What it starts and its user are taken from the kernel's word about the process at the control socket. A process can change its own command line: that is read
 //! again as one of `ringdown serve`, and may not leave the sandbox.
 
 mod binary;
@@ -64,10 +64,10 @@ pub struct Upgrade {
 }
 
 impl Upgrade {
-    /// Looks at the daemon and at the new program.
+    /// Checks the daemon and at the new program.
     ///
     /// # Errors
-    /// [`Failure`] when one of them cannot be looked at.
+    /// [`Failure`] when one of them cannot be checked.
     pub fn prepare(client: &Client, binary: Option<&Path>) -> Result<Upgrade, Failure> {
         let running = Running::at(client)?;
         let pid = running.pid.as_raw_nonzero().get();
@@ -81,7 +81,7 @@ impl Upgrade {
         };
         let next = Binary::open(&path, rustix::process::geteuid().as_raw())?;
         let program = next.ask()?;
-        // Before anything ends: after that it cannot be looked at any more.
+        // Before anything ends: after that it cannot be checked any more.
         let start = running.is_seen().then(|| running.starts()).transpose();
         let hindrance = match (&start, hindrance(&running, binary, &daemon, &program)?) {
             (_, Some(words)) => Some(words),

@@ -5,7 +5,7 @@
 //!   back in an `Authorization` header. It is no cookie: those know no ports, and every server of this host would get it too.
 //!   The page itself, which holds no secret, is for all;
 //! - the page has a host name of its own at each start, below `localhost`, which browsers look for on their own machine only (RFC 6761, section 6.3).
-//!   Who had the port before, while this did not run, may have left an answer in the browser's cache, or a service worker: those are of another
+//!   The port's owner before, while this did not run, may have left an answer in the browser's cache, or a service worker: those are of another
 //!   origin, and never see the fragment. It is served at both loopback addresses, as browsers try both for such a name;
 //! - a request must be addressed to that name, or for what is not the page to loopback (RFC 9110, section 7.2), so that no other name that was made
 //!   to lead here makes a web page of this one's origin;
@@ -44,7 +44,7 @@ use crate::unix::{CONNECT_TIMEOUT, connect_later};
 use newcomers::{Newcomers, Place};
 pub use token::{Token, host_name};
 
-/// The most connections at once that have shown the token; a browser opens six. Those beyond it are told so.
+/// The most connections at once that have shown the token; a browser opens six. Those beyond it are refused.
 pub const MAX_CONNECTIONS: usize = 64;
 
 /// The most connections at once that have not shown it. For the next one the oldest is closed.
@@ -65,7 +65,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to wait after the system has no descriptor left for another connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What of a request the daemon is told, beside its target.
+/// What of a request the daemon gets, beside its target.
 const PASSED_ON: [HeaderName; 2] = [ACCEPT, HeaderName::from_static("last-event-id")];
 
 const TOO_MANY: &str = "64 connections to this page are open, which is the limit: close a browser tab, or stop a program that connects here";
@@ -148,7 +148,7 @@ impl Proxy {
                     let _ = connection.await;
                 }
             });
-            // Who is here gets to show the token before the next one comes in.
+            // Each one gets to show the token before the next one comes in.
             tokio::task::yield_now().await;
         }
     }
@@ -278,7 +278,7 @@ impl Visit {
         response
     }
 
-    /// Gives the connection a slot of those who have the token, if one is free.
+    /// Gives the connection a slot of those with the token, if one is free.
     fn let_in(&self) {
         let mut slot = sys::lock(&self.slot);
         if slot.is_none() {
@@ -295,7 +295,7 @@ fn is_page(path: &str) -> bool {
     path == "/" || path.starts_with("/page/")
 }
 
-/// Whether all that says whom a request is addressed to is such a name. There must be exactly one `Host` (RFC 9112, section 3.2).
+/// Whether all that addresses a request is such a name. There must be exactly one `Host` (RFC 9112, section 3.2).
 fn names(headers: &HeaderMap, target: &Uri, is_own: impl Fn(&str) -> bool) -> bool {
     let mut hosts = headers.get_all(HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-/// To whom a place belongs.
+/// The owner of a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Whose {
     /// Root, or the daemon's own user.
     Owner,
-    /// Another user, by its number, who may do everything.
+    /// Another user, by its number, with all rights.
     Operator(u32),
-    /// Another user, by its number, who may only read.
+    /// Another user, by its number, for reading.
     Reader(u32),
 }
 

@@ -91,7 +91,7 @@ impl GuestStream {
         })
     }
 
-    /// Let it run until it is enough: what the receiver says, or of round trips the one who began them.
+    /// Let it run until it is enough: what the receiver says, or of round trips the side that began.
     pub(super) fn run(mut self, progress: &Progress) -> Result<Outcome, BenchError> {
         self.sender.say(Message::Go)?;
         let (mut sent, mut received) = (None, None);

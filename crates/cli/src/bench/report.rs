@@ -23,13 +23,13 @@ pub struct Report {
 pub struct Measurement {
     /// `throughput` or `round_trips`.
     pub kind: &'static str,
-    /// Who sends, or begins: the name of a VM, or `host`.
+    /// Its sender or origin: the name of a VM, or `host`.
     pub from: String,
-    /// Who receives.
+    /// Receiver.
     pub to: String,
     /// The length of the messages in bytes.
     pub message_bytes: u32,
-    /// Whether every byte was checked by the one who received it.
+    /// Whether every byte was checked by its receiver.
     pub verified: bool,
     /// How many bytes were not what they should be.
     pub wrong_bytes: u64,

@@ -237,7 +237,7 @@ fn run(
 
 type Ended = (usize, Result<(Outcome, Duration), BenchError>);
 
-/// What is looked at while it runs.
+/// What is polled while it runs.
 struct Watch<'a> {
     started: Instant,
     plan: &'a Plan,

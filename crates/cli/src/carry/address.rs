@@ -8,7 +8,7 @@ pub const AF_VSOCK: u16 = 40;
 /// The family of UNIX sockets.
 const AF_UNIX: u16 = 1;
 
-/// The longest address that is looked at, in bytes. It is what the kernel takes at most (`sockaddr_storage`).
+/// The longest address that is read, in bytes. It is what the kernel takes at most (`sockaddr_storage`).
 pub const MAX_ADDRESS_LEN: usize = 128;
 
 /// The length of `sockaddr_vm`, in bytes.

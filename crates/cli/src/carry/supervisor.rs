@@ -26,7 +26,7 @@ const DIAL_STACK_LEN: usize = 512 << 10;
 /// The bits of `socket`'s second argument that are the type; the others are flags.
 const SOCKET_TYPE_MASK: u64 = 0xf;
 
-/// Who knows where the VMs are.
+/// The source of VMs' places.
 pub trait Directory: Send + Sync {
     /// The host socket of the VM with this CID, or why there is none. It takes no longer than this.
     fn by_cid(&self, cid: u32, timeout: Duration) -> Result<PathBuf, DialError>;
@@ -204,7 +204,7 @@ impl Supervisor {
             return Ok(None);
         }
         let (user, own) = (thread.user(), rustix::process::geteuid().as_raw());
-        // What was read until now was this program's, and not that of one who has its number now.
+        // What was read until now was this program's, and not that of one with its number now.
         self.listener.still_pending(call)?;
         // The daemon sees this process call, and a program that has given up its user's rights is not to have them by that.
         if !user.as_ref().is_ok_and(|user| *user == own) {
@@ -236,7 +236,7 @@ impl Supervisor {
         Ok(Some(()))
     }
 
-    /// Has the socket know whom it is connected to, if its program could ask.
+    /// Has the socket know its peer, if its program could ask.
     fn christen(&self, socket: &OwnedFd, destination: &Destination, host_port: u32) {
         let Destination::Vsock(peer) = *destination else {
             return;
@@ -246,7 +246,7 @@ impl Supervisor {
         let named = rustix::rand::getrandom(&mut unique[..], rustix::rand::GetRandomFlags::empty())
             .and_then(|_| name.to_address(u64::from_ne_bytes(unique)))
             .and_then(|address| rustix::net::bind(socket, &address));
-        // Without a name it is an AF_UNIX socket to those who ask, and works as well.
+        // Without a name it is an AF_UNIX socket to its program, and works as well.
         if named.is_ok() {
             self.has_carried.store(true, Ordering::Release);
         }

@@ -67,7 +67,7 @@ pub(super) fn look(path: &Path, runtime_dir: Option<&Path>) -> (Vec<Finding>, Op
     (findings, written)
 }
 
-/// That others may write the file, and what helps. Who can write it decides who may call whom, and which programs run.
+/// That others may write the file, and what helps. Its writer decides on calls, and which programs run.
 pub(crate) fn writers(path: &Path) -> Option<(String, String)> {
     let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.mode());
     (mode & 0o022 != 0).then(|| {

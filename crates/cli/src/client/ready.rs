@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::guest::{self, Agent, Connection, Deadline, GuestError};
 use crate::lines::note;
 
-/// How long commands wait for a guest before they say so, and then between looks at what has changed.
+/// How long commands wait for a guest before they say so, and then between checks of what changed.
 const QUIET_WAIT: Duration = Duration::from_secs(2);
 
 /// What an agent has for its answer at least, however long its guest was waited for.

@@ -1,4 +1,4 @@
-//! `ringdown bench`: what is measured by which words, and with whom.
+//! `ringdown bench`: what is measured by which words, and the peer.
 
 use std::time::Duration;
 

@@ -7,7 +7,7 @@ use crate::arguments::Check;
 use crate::check::{Finding, Severity, everything};
 use crate::failure::{FAILURE, Failure};
 
-/// Looks at everything, and returns the exit code.
+/// Checks everything, and returns the exit code.
 pub fn run(runtime_dir: Option<&Path>, options: &Check) -> Result<u8, Failure> {
     let findings = everything(options.config.as_deref(), runtime_dir);
     match options.json {

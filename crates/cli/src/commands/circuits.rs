@@ -1,4 +1,4 @@
-//! `ringdown ls`, `ringdown circuit` and `ringdown windows`: who talks with whom, and by what.
+//! `ringdown ls`, `ringdown circuit` and `ringdown windows`: which ends talk, and by what.
 
 use std::time::Duration;
 

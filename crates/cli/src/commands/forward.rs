@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::forward::{self, Direction, Forward, Guest, Places};
 use crate::lines::{Budgeted, WINDOW};
 
-/// Words for a person that wait to be written. Who produces more waits.
+/// Words for a person that wait to be written. A source of more waits.
 const MAX_WORDS: usize = 64;
 
 /// The way to a VM's agent through the daemon.

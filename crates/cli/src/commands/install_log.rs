@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::install_log::{Harmless, LogFile};
 
-/// How often a log that is followed is looked at.
+/// How often a log that is followed is polled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Writes the log to standard output.

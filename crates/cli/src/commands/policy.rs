@@ -45,7 +45,7 @@ pub fn test(client: &Client, options: &PolicyTest) -> Result<u8, Failure> {
 /// `ringdown policy check`.
 ///
 /// # Errors
-/// [`Failure`] when the policy cannot be looked at.
+/// [`Failure`] when the policy cannot be read.
 pub fn check(client: &Client, options: &PolicyCheck) -> Result<u8, Failure> {
     let report = match &options.config {
         Some(path) => rulebook(path)?.report(),

@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::jobs::power::{Underway, ask, is_awake};
 use crate::unix;
 
-/// How often the line is looked at.
+/// How often the line is polled.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// How long an agent may be silent until its guest is taken to be asleep, each of two times.
@@ -84,7 +84,7 @@ pub fn suspend(client: &Client, options: &Suspend) -> Result<(), Failure> {
     order.give(client, &options.name)
 }
 
-/// How a VM is looked at.
+/// How a VM is polled.
 type Find<'a> = &'a dyn Fn(&str) -> Result<Option<VmStatus>, Failure>;
 
 /// What is to become of a guest.
@@ -184,7 +184,7 @@ impl Order {
         }
     }
 
-    /// When the agent is to tell the guest's kernel: in time for what comes of it to be seen.
+    /// When the agent is to call the guest's kernel: in time for what comes of it to be seen.
     fn force_after(&self) -> Option<Duration> {
         self.force.then(|| self.timeout * 2 / 3)
     }
@@ -351,7 +351,7 @@ impl<L: Fn() -> AllVms> Lines<L> {
         Lines { look, seen }
     }
 
-    /// A VM as it was a moment ago, asked for at this time. An answer, or that there is none, is for everyone who has waited for it: a daemon that hangs is
+    /// A VM as it was a moment ago, asked for at this time. An answer, or that there is none, is for all that waited for it: a daemon that hangs is
     /// waited for once, and not by one VM after the other.
     fn find(&self, name: &str, asked: Instant) -> Result<Option<VmStatus>, Failure> {
         // What is there is whole at every moment.
@@ -417,7 +417,7 @@ fn all(client: &Client, order: &Order) -> Result<(), Failure> {
     let (failures, printed) = (AtomicUsize::new(0), Mutex::new(Ok(())));
     let pending = Mutex::new(vms.iter().map(VmStatus::full_name).collect::<BTreeSet<_>>());
     let is_said = AtomicBool::new(false);
-    // Once: each that is done is told of.
+    // Once: each one done is reported.
     let what = || {
         let pending = sys::lock(&pending);
         let names: Vec<&str> = pending.iter().map(String::as_str).collect();

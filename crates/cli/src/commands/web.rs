@@ -122,7 +122,7 @@ mod tests {
         }
     }
 
-    /// Who listens at one of the two addresses would be asked in place of this.
+    /// A listener at one of the two addresses would be asked in place of this.
     #[test]
     fn a_port_that_another_has_at_either_address_is_refused() {
         let runtime = tokio::runtime::Builder::new_current_thread()

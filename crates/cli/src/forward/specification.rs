@@ -2,7 +2,7 @@
 
 use wire::agent::forward::{Place, split_places};
 
-/// Who calls whom.
+/// The direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Programs of the host call one of the guest.
@@ -14,7 +14,7 @@ pub enum Direction {
 /// One place, and where it leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forward {
-    /// Who calls whom.
+    /// The direction.
     pub direction: Direction,
     /// Where programs connect.
     pub listen: Place,

@@ -64,7 +64,7 @@ impl Guest for Way {
     }
 }
 
-/// Forwards on a thread of its own: what it tells.
+/// Forwards on a thread of its own: what it says.
 fn forward(scene: &Scene, forwards: Vec<Forward>) -> mpsc::Receiver<String> {
     let (sender, messages) = mpsc::channel(64);
     let way = Way(scene.directory.path().join("host"));

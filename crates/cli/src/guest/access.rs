@@ -1,11 +1,11 @@
-//! Who may connect to a socket of the daemon. Connecting is writing, to the socket, and passing through its directory (unix(7)).
+//! Access to a socket of the daemon. Connecting is writing, to the socket, and passing through its directory (unix(7)).
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use config::group_words;
 
-/// Whom a socket takes that did not take this user, and what to do.
+/// Users of a socket that did not take this one, and what to do.
 pub(crate) fn remedy(socket: &Path) -> String {
     let join = |what: &str, gid| {
         let group = group_words(gid);

@@ -176,7 +176,7 @@ fn what_is_written_before_anything_was_seen_is_not_lost_either() {
             let _ = sender.send(words.to_owned());
         })
     });
-    // The second file is said to be missing once both have been looked at.
+    // The second file is said to be missing once both have been read.
     let words = notes.recv_timeout(PATIENCE).unwrap();
     assert!(words.contains("waiting for it"), "{words}");
     guest.cut();

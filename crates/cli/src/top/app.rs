@@ -240,7 +240,7 @@ impl App {
         }
     }
 
-    /// Looks at something more closely.
+    /// Shows something more closely.
     pub(super) fn enter(&mut self, subject: Subject) {
         if self.places.len() < MAX_DEPTH {
             let mut place = Place::at(subject);

@@ -1,4 +1,4 @@
-//! Rates out of counters that are looked at now and then.
+//! Rates out of counters that are polled now and then.
 //!
 //! What is counted comes and goes, a daemon that starts anew counts from zero, and a circuit's number may then be another's. So a counter that
 //! is smaller than it was has begun again, and a circuit that is younger than the last look at its number is another one.

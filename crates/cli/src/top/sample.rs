@@ -96,7 +96,7 @@ pub(super) struct Circuit {
     pub(super) id: String,
     pub(super) from: End,
     pub(super) to: End,
-    /// Who has it instead of whom it was meant for.
+    /// The real callee, if not the one meant.
     pub(super) reached: Option<End>,
     pub(super) state: String,
     pub(super) kind: String,

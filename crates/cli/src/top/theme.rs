@@ -39,7 +39,7 @@ impl Theme {
         self.coloured(Color::DarkGray)
     }
 
-    /// The name of the program, and of what is looked at.
+    /// The name of the program, and of what is shown.
     pub(super) fn title(self) -> Style {
         self.coloured(Color::Green).add_modifier(Modifier::BOLD)
     }

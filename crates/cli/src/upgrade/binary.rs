@@ -1,4 +1,4 @@
-//! A program that is to be started: the file that was looked at, whatever its path leads to by then.
+//! A program that is to be started: the file that was checked, whatever its path leads to by then.
 
 use std::fs::{File, OpenOptions};
 use std::io;

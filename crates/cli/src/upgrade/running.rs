@@ -24,7 +24,7 @@ use crate::unix;
 /// How long a killed process may take to be gone.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The time between two looks at a process that is to end.
+/// The time between two polls of a process that is to end.
 const LOOK_PAUSE: Duration = Duration::from_millis(500);
 
 /// What the kernel appends to the path of a file that has been replaced.
@@ -42,7 +42,7 @@ const VARIABLES: [&str; 4] = [
 #[derive(Debug)]
 pub struct Running {
     pub(super) pid: Pid,
-    /// As whom it runs.
+    /// Its user.
     pub uid: u32,
     pub(super) unit: Option<Unit>,
     process: OwnedFd,

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::client::value_of;
 
-/// Programs that start a daemon again when it ends, as the kernel has their names (15 bytes), and how each is told to.
+/// Programs that start a daemon again when it ends, as the kernel has their names (15 bytes), and how each is asked.
 const SUPERVISORS: [(&str, &str); 6] = [
     ("runsv", "sv restart SERVICE"),
     ("s6-supervise", "s6-svc -r DIRECTORY"),

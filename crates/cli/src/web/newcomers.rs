@@ -17,7 +17,7 @@ pub struct Newcomers(Arc<Mutex<Waiting>>);
 struct Waiting {
     most: usize,
     next_id: u64,
-    /// Who has been here longest is first. Dropping a sender ends its connection.
+    /// The oldest is first. Dropping a sender ends its connection.
     places: VecDeque<(u64, oneshot::Sender<()>)>,
 }
 
@@ -41,7 +41,7 @@ impl Newcomers {
         })))
     }
 
-    /// Takes in another, for whom the one who has been here longest may have to go.
+    /// Takes in another, for which the oldest may have to go.
     pub fn enter(&self) -> (Place, Stay) {
         let (sender, receiver) = oneshot::channel();
         let mut waiting = sys::lock(&self.0);
@@ -67,7 +67,7 @@ impl Place {
     /// The token was shown: the place is free again, and the deadline is off.
     pub fn leave(&self) {
         if let Some(sender) = self.newcomers.take(self.id) {
-            // Whose connection has ended is told in vain.
+            // To an ended connection it is sent in vain.
             let _ = sender.send(());
         }
     }

@@ -79,7 +79,7 @@ impl Drop for Opened {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            // A test that fails tells why itself.
+            // A test that fails shows why itself.
             let _ = thread.join();
         }
     }
@@ -324,7 +324,7 @@ fn connections_beyond_the_limit_are_told_so() {
         "{answer}"
     );
     assert!(answer.contains("connection: close"), "{answer}");
-    // Those who are in are served on.
+    // Clients inside are served on.
     kept[0].write_all(request.as_bytes()).unwrap();
     read_until(&mut kept[0], "\"keeper\":false}");
     drop(kept.pop());

@@ -23,12 +23,12 @@ impl Token {
         random::<LEN>().map(Token)
     }
 
-    /// Its digits, for who is to have it.
+    /// Its digits, for its owner.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Whether this is the token. How long it takes to find out tells nothing about the digits.
+    /// Whether this is the token. How long it takes to find out shows nothing of the digits.
     pub fn is(&self, shown: &str) -> bool {
         self.0.as_bytes().ct_eq(shown.as_bytes()).into()
     }

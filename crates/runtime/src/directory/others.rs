@@ -1,4 +1,4 @@
-//! Who beside the daemon's user gets as far as the control socket: the groups of `[control]`. And who gets as far as host sockets: those who may
+//! Access beside the daemon's user to the control socket: the groups of `[control]`. And to host sockets: those who may
 //! operate the daemon, since most of what they can ask for is done in a guest.
 //!
 //! They have to pass through the runtime directory. The daemon opens it to them only if it is the daemon's user's and private until then, leaves a

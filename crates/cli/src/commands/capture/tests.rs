@@ -81,7 +81,7 @@ fn only_its_owner_may_read_a_capture() {
     }
 }
 
-/// A user who has opened the file before the capture began reads nothing of it.
+/// A user that opened the file before the capture began reads nothing of it.
 #[test]
 fn a_capture_is_not_written_to_a_file_that_others_have_open() {
     let directory = tempfile::tempdir().unwrap();

@@ -19,7 +19,7 @@ const MAX_BARS: u16 = 12;
 /// The width of a column of figures, in characters.
 const COLUMN: u16 = 14;
 
-/// Draws a circuit: who, whom, by which rule, and how much each way.
+/// Draws a circuit: its ends, by which rule, and how much each way.
 pub(super) fn draw(buffer: &mut Buffer, area: Rect, app: &App, id: &str) {
     let theme = app.settings.theme;
     let row = app.circuit(id);

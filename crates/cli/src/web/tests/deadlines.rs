@@ -52,7 +52,7 @@ fn the_oldest_newcomer_goes_when_one_more_comes_than_there_are_places() {
         assert!(oldest.is_waiting());
         let (_third, mut third) = newcomers.enter();
         assert!(!oldest.is_waiting());
-        // Who shows the token makes room, and stays.
+        // One with the token makes room, and stays.
         second.leave();
         let (_fourth, _stay) = newcomers.enter();
         assert!(third.is_waiting());
