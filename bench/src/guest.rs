@@ -43,7 +43,7 @@ use self::rings::Rings;
 /// Where the guest's memory begins, in its own addresses.
 pub const GUEST_BASE: u64 = 0x4000_0000;
 
-/// Replies that may wait for room in the transmit ring before no more packets are looked at, as in Linux.
+/// Replies that may wait for room in the transmit ring before no more packets are read, as in Linux.
 const MAX_QUEUED_REPLIES: usize = 128;
 
 /// Violations that are written down in full; more are only counted.

@@ -88,7 +88,7 @@ fn every_kind_of_case_comes_to_figures_that_can_be_shown() {
         let subject = if machine { "machine" } else { "ringdown" };
         assert!(run.point(case, subject).is_some(), "{case}");
     }
-    // Only what can be counted is looked at: that circuits were made, and bytes moved.
+    // Only what can be counted is checked: that circuits were made, and bytes moved.
     assert_eq!(
         run.median("idle/g2h/50", "ringdown", "circuits"),
         Some(50.0)

@@ -77,7 +77,7 @@ fn find() -> Result<Accelerator> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .context("cannot read the id of this boot")?;
     let cache = cache_directory();
-    // One probe at a time, here and in other processes; who waited finds the verdict.
+    // One probe at a time, here and in other processes; a waiter finds the verdict.
     let lock = File::create(cache.join("accelerator.lock"))
         .with_context(|| format!("cannot write in {}: run `make images`", cache.display()))?;
     flock(&lock, FlockOperation::LockExclusive)?;

@@ -18,7 +18,7 @@ use crate::{LOG_TAIL_LINES, log_tail, spawn};
 /// How long the daemon may take to say `ready`, and to end after SIGTERM, in seconds.
 const DEADLINE_S: u64 = 20;
 
-/// Who of QEMU and the daemon listens at the socket of a serial line.
+/// Whether QEMU or the daemon listens at the socket of a serial line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meeting {
     /// The daemon listens; QEMU connects, and again a second after each loss.

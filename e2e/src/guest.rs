@@ -42,7 +42,7 @@ pub struct GuestSpec {
     pub(crate) redirections: Vec<(PathBuf, PathBuf)>,
     /// Memory in MiB.
     pub memory_mib: u32,
-    /// Whether others who map the memory see what the guest writes.
+    /// Whether those that map the memory see what the guest writes.
     pub memory_is_shared: bool,
     /// Layers on top of base, modules and agent: `tools`.
     pub layers: Vec<String>,

@@ -34,7 +34,7 @@ const AUDIT_DEADLINE: Duration = Duration::from_secs(30);
 pub struct Call {
     /// The VM that calls.
     pub from: &'static str,
-    /// Who is called, in the words of `ringdown policy test`.
+    /// The callee, in the words of `ringdown policy test`.
     pub to: &'static str,
     /// By which context identifier.
     pub cid: u32,

@@ -15,7 +15,7 @@ const RINGS: [usize; 2] = [1024, 2048];
 /// Head, producer's state, tail, consumer's state, and the two events.
 const FIELDS: [usize; 6] = [0, 8, 128, 136, 256, 384];
 
-/// The peer writes anything into the window, between any two steps of ours. Our two ends find exactly what a second reader finds, who knows only the
+/// The peer writes anything into the window, between any two steps of ours. Our two ends find exactly what a second reader finds, knowing only the
 /// document; once they have said that the peer broke the rules, they are not asked again. No span is ever longer than what there can be.
 pub fn peer(input: &[u8]) {
     let mut dice = Dice::new(input);

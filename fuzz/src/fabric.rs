@@ -163,7 +163,7 @@ pub fn a_call_in_the_ring_of_a_vm_that_goes() {
 
 struct Attacker {
     guest: Guest,
-    /// It has written into its rings: what comes back may be anything, and is not looked at.
+    /// It has written into its rings: what comes back may be anything, and is not read.
     wild: bool,
 }
 

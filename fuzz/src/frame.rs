@@ -102,7 +102,7 @@ fn some_frame(dice: &mut Dice<'_>) -> Vec<u8> {
     frame
 }
 
-/// Who sees less of a frame may not know what is behind, but never sees something else there.
+/// With less of a frame one may not know what is behind, but never sees something else there.
 fn compare_views(snapshot: &[u8], frame: &[u8]) {
     let (Some(head), Some(whole)) = (Head::parse(snapshot), Head::parse(frame)) else {
         return;
@@ -141,7 +141,7 @@ fn compare_neighbours(head: &Head, snapshot: &[u8], frame: &[u8]) {
     }
 }
 
-/// The frames that a receiver without offloads gets. Filters have looked at what came; what leaves may not say anything else to them.
+/// The frames that a receiver without offloads gets. Filters have read what came; what leaves may not say anything else to them.
 fn finish(frame: &[u8], offload: &Offload) -> Vec<Vec<u8>> {
     let mut copy = frame.to_vec();
     let mut finished = Vec::new();

@@ -375,7 +375,7 @@ fn change_record(file: &OwnedFd, dice: &mut Dice<'_>) {
     let Ok(mut journal) = Journal::open(file, u64::from_le_bytes(records) as usize) else {
         return;
     };
-    // Far behind what is written there are too many to look at in each case.
+    // Far behind what is written there are too many to check in each case.
     let index = dice.below(journal.written() + 4);
     let mut bytes = journal.read(index).unwrap_or_default();
     match dice.below(4) {

@@ -206,7 +206,7 @@ fn saying(from: u8, to: u8, number: u32) -> Vec<u8> {
     frame
 }
 
-/// Two who speak with each other.
+/// Two that speak to each other.
 struct Pair {
     guests: [Guest; 2],
     /// By sender: how many frames were sent, and how many of them arrived.
@@ -325,7 +325,7 @@ impl Pair {
 
 struct Attacker {
     guest: Guest,
-    /// It has written into its rings: what comes back may be anything, and is not looked at.
+    /// It has written into its rings: what comes back may be anything, and is not read.
     wild: bool,
 }
 

@@ -7,7 +7,7 @@ use wire::directory::{self, Answer, Line, MAX_LINE_LEN};
 use wire::http_connect::{self, MAX_HEAD_LEN, RequestError};
 use wire::socks::{self, Greeting, Reply};
 
-/// A greeting and a request are read as a reader would who takes one byte at a time; and what has been said about the start of
+/// A greeting and a request are read as a reader of one byte at a time would; and what has been said about the start of
 /// them is not unsaid when there is more.
 pub fn socks(input: &[u8]) {
     for len in 0..=input.len() {
@@ -212,7 +212,7 @@ fn is_old_address(name: &str) -> bool {
     parts.len() <= 4 && parts.iter().all(|part| is_number(part))
 }
 
-/// Lines are cut where a reader would who takes one byte at a time; requests that are understood are written as they were read.
+/// Lines are cut where a reader of one byte at a time would; requests that are understood are written as they were read.
 pub fn directory(input: &[u8]) {
     let mut rest = input;
     loop {

@@ -27,7 +27,7 @@ const ARENA_PAGES: usize = 16;
 const TABLES: u64 = 6 * PAGE as u64 - 512;
 
 /// A guest writes anything anywhere into its rings, between any two steps of the device. The device finds exactly the chains
-/// that a second reader finds, who knows only the specification; or both say that the driver broke the rules. Nothing
+/// that a second reader finds, from the specification alone; or both say that the driver broke the rules. Nothing
 /// outside the regions is touched.
 pub fn walk(input: &[u8]) {
     let mut dice = Dice::new(input);

@@ -123,7 +123,7 @@ struct Program {
     unconsumed: usize,
 }
 
-/// A hostile peer, who knows the session and whose frames are whole.
+/// A hostile peer that knows the session, with whole frames.
 struct Attack<'a> {
     dice: Dice<'a>,
     link: Link,

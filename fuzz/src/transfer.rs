@@ -303,7 +303,7 @@ fn any_start(dice: &mut Dice<'_>) -> Start {
     }
 }
 
-/// What a frame means to the one who receives it, for the model of all frames.
+/// What a frame means to its receiver, for the model of all frames.
 pub(crate) fn frame<'a>(dice: &mut Dice<'_>) -> Frame<'a> {
     Frame::Transfer(any_message(dice))
 }

@@ -166,7 +166,7 @@ impl<'a> Liar<'a> {
                 }
             }
         }
-        // What it answers is not looked at, but must not stop it from answering.
+        // What it answers is not checked, but must not stop it from answering.
         let mut answers = [0; 4096];
         let mut stream = self.stream;
         while stream.read(&mut answers).is_ok_and(|len| len > 0) {}

@@ -57,7 +57,7 @@ pub fn header(input: &[u8]) {
     assert!(socket_type.is_none_or(|socket_type| socket_type as u16 == header.socket_type));
 }
 
-/// A request is read as a reader would who takes one byte at a time, however much of it there is.
+/// A request is read as a reader of one byte at a time would, however much of it there is.
 pub fn connect(input: &[u8]) {
     let cuts = [input.len(), input.len() / 2, 7, 8, 9, 31, 32, 33];
     for cut in cuts.into_iter().filter(|cut| *cut <= input.len()) {

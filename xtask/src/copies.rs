@@ -150,7 +150,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Copies to the guest and back, and looks at what arrived.
+    /// Copies to the guest and back, and checks what arrived.
     fn both_ways(
         &self,
         report: &mut Report,

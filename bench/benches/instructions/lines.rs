@@ -27,7 +27,7 @@ const HOST: u64 = 2;
 const FIRST_CID: u32 = 3;
 const PORT: u32 = 80;
 
-/// Who sends to whom.
+/// The two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     ToHost,

@@ -102,7 +102,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
 ];
 
-/// Sends packets as fast as the ring takes them, and looks at no answer.
+/// Sends packets as fast as the ring takes them, and reads no answer.
 fn flood(scene: &mut Scene<'_>, operation: Operation, cid: u32, port: u32, count: u32) {
     let mut guest = scene.attach();
     guest.keep_strays();

@@ -211,7 +211,7 @@ fn region_bytes(address: u64, size: u64, frontend_address: u64) -> Vec<u8> {
 
 fn negotiated(scene: &Scene<'_>) -> RawVmm {
     let raw = scene.raw_with_features();
-    // Who has not asked is not answered.
+    // What is not asked is not answered.
     for question in [request::GET_FEATURES, request::GET_PROTOCOL_FEATURES] {
         raw.send(question, &[], &[]).expect("it is open");
         raw.receive().expect("an answer");

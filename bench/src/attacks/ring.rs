@@ -102,7 +102,7 @@ fn receive_index_jumps(scene: &mut Scene<'_>) {
     let mut guest = scene.attach();
     let queue = guest.tamper(RX);
     queue.set_available_index(queue.available_index().wrapping_add(129));
-    // The receive ring is looked at when there is something to receive.
+    // The receive ring is polled when there is something to receive.
     let reset = guest.header(Operation::Data, 2, 1, 1);
     let bytes = reset.to_bytes();
     let address = guest.place(&bytes);
@@ -208,7 +208,7 @@ fn kick_storm(scene: &mut Scene<'_>) {
 
 fn bad_receive_buffer(scene: &mut Scene<'_>, len: u32, flags: u16) {
     let mut guest = scene.attach();
-    // All of them, since the device may have looked at some already.
+    // All of them, since the device may have read some already.
     let queue = guest.tamper(RX);
     for index in 0..128 {
         let descriptor = RawDescriptor {

@@ -17,7 +17,7 @@ pub enum Work {
     RoundTrip,
 }
 
-/// What who has nothing to do does.
+/// What an idle side does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// Busy-poll for ever.

@@ -14,7 +14,7 @@ use crate::perf::results::{Environment, Outcome, Point, Round, Run};
 /// What starting and ending a process takes, in about.
 const OVERHEAD: Duration = Duration::from_millis(50);
 
-/// Between two looks at the clock while a round trip takes less than the look.
+/// Between two reads of the clock while a round trip takes less than one.
 const ROUND_TRIPS_PER_CLOCK: u64 = 64;
 
 /// What is to be measured, and how.

@@ -9,7 +9,7 @@ use thiserror::Error;
 use super::VirtualGuest;
 use crate::frontend::{RX, TX};
 
-/// A condition is looked at again after this time, since it may depend on other threads.
+/// A condition is checked again after this time, since it may depend on other threads.
 const SLICE: Duration = Duration::from_millis(5);
 
 /// It took too long.
@@ -66,6 +66,6 @@ fn wait<'a>(
         tv_sec: 0,
         tv_nsec: limit.subsec_nanos().into(),
     };
-    // Whatever ends it, the guests are looked at next.
+    // Whatever ends it, the guests are polled next.
     let _ = poll(&mut wanted, Some(&limit));
 }

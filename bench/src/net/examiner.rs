@@ -4,7 +4,7 @@ use super::frame::{
     Address, HEAD_LEN, Kind, NET_HEADER_LEN, TCP_CHECKSUM_PLACE, frame, number_of, slot_of,
 };
 
-/// One frame in so many is looked at.
+/// One frame in so many is checked.
 pub const SAMPLE: u64 = 64;
 
 /// The most slots that a sender may have.
@@ -16,7 +16,7 @@ pub struct Examiner {
     kind: Kind,
     /// By slot, with neither number nor TCP's checksum; only heads unless everything is compared.
     expected: Vec<Vec<u8>>,
-    /// The number of the last frame that was looked at.
+    /// The number of the last frame that was checked.
     last_number: u64,
 }
 
@@ -48,7 +48,7 @@ impl Examiner {
         false
     }
 
-    /// Looks at the beginning of a frame and at its header. What it looks at is not what it was afterwards.
+    /// Reads the beginning of a frame and its header. What it reads is not what it was afterwards.
     ///
     /// # Errors
     /// When it is not what was sent, or came in the wrong order.
@@ -89,7 +89,7 @@ impl Examiner {
         bytes[..6] != *own && bytes[6..12] != *partner
     }
 
-    /// Looks at a frame of another length.
+    /// Reads a frame of another length.
     ///
     /// # Errors
     /// When it pretends to come from the partner.

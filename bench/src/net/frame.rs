@@ -28,7 +28,7 @@ pub const TCP_CHECKSUM_PLACE: std::ops::Range<usize> =
 /// Length of a frame of 45 segments.
 pub const SEGMENTED_LEN: usize = ETHERNET_LEN + IPV4_LEN + TCP_LEN + SEGMENTS * SEGMENT_LEN;
 
-/// The most of a frame's beginning that is looked at in a sample: all headers and the number.
+/// The most of a frame's beginning that is read in a sample: all headers and the number.
 pub const HEAD_LEN: usize = 80;
 
 /// What is sent.
@@ -89,7 +89,7 @@ impl Kind {
     }
 }
 
-/// Who a port is.
+/// A port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Address {
     /// Its number, from zero on.

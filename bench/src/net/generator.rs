@@ -15,7 +15,7 @@ use super::port::Port;
 use crate::perf::measure::{Conditions, Failed};
 use crate::perf::processor::Usage;
 
-/// How long guests that wait for interrupts sleep before the clock is looked at.
+/// How long guests that wait for interrupts sleep before the clock is read.
 const NAP: Duration = Duration::from_millis(20);
 
 /// Something that sends and receives frames.

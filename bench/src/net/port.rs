@@ -69,7 +69,7 @@ struct Ring {
     call: OwnedFd,
     /// By slot: where its buffer is in the arena.
     buffers: Vec<usize>,
-    /// An interrupt is asked for, and nothing is looked at before it comes.
+    /// An interrupt is asked for, and nothing is polled before it comes.
     armed: bool,
     suppression: bool,
 }
@@ -319,7 +319,7 @@ impl Port {
         Ok(true)
     }
 
-    /// Counts a frame, and looks at it if it is its turn.
+    /// Counts a frame, and reads it if it is its turn.
     #[inline]
     fn count(&mut self, slot: u16, buffers: u16) -> Result<(), String> {
         let queue = &self.rings[RX].queue;

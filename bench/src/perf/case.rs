@@ -60,7 +60,7 @@ pub enum Case {
     },
     /// How many connections are made in a second.
     Connect {
-        /// Who dials.
+        /// Dialler.
         direction: Direction,
         /// Programs that dial at once.
         parallel: usize,

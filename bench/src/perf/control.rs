@@ -108,7 +108,7 @@ impl Control {
 
     /// From now on, everything counts.
     pub fn start_to_measure(&self) {
-        // Who has failed has stopped it already.
+        // A failure has stopped it already.
         let _ = self
             .phase
             .compare_exchange(WARM_UP, MEASURE, Ordering::Relaxed, Ordering::Relaxed);

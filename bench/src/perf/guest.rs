@@ -47,7 +47,7 @@ pub const LINUX_6_12_BUFFER_LEN: u32 = 4096 + wire::vsock::HEADER_LEN as u32;
 /// Length of a receive buffer in bytes, of Linux since 6.17: what is left of a page beside what the kernel keeps in it.
 pub const LINUX_6_17_BUFFER_LEN: u32 = 4096 - 320;
 
-/// Answers that may wait for room in the transmit ring before no more packets are looked at, as in Linux.
+/// Answers that may wait for room in the transmit ring before no more packets are read, as in Linux.
 const MAX_QUEUED: usize = 128;
 
 /// The first port that a guest dials from.
@@ -207,7 +207,7 @@ impl Guest {
         self.latencies
     }
 
-    /// Runs until something is so, which is looked at after every interrupt, or the measurement ends.
+    /// Runs until something is so, which is checked after every interrupt, or the measurement ends.
     pub fn run_until(&mut self, done: impl Fn() -> bool) {
         while !self.control.stopped() && !done() {
             self.step();
@@ -231,7 +231,7 @@ impl Guest {
     /// The device may have made the counter one that does not block: it is the same one for both sides.
     fn halt(&mut self) {
         let mut wanted = [PollFd::new(&*self.call, PollFlags::IN)];
-        // Whatever ends it, the rings are looked at next.
+        // Whatever ends it, the rings are polled next.
         let _ = poll(&mut wanted, None);
         let mut count = [0; 8];
         if rustix::io::read(&self.call, &mut count).is_ok() {
@@ -249,7 +249,7 @@ impl Guest {
         meters.packets_out.set(self.packets_out);
     }
 
-    /// Takes back what was sent, and lets those go on who waited for room.
+    /// Takes back what was sent, and wakes those that waited for room.
     fn reclaim(&mut self) {
         self.transmit.reclaim();
         while self.transmit.has_room() {

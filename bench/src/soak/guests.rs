@@ -19,7 +19,7 @@ const MAX_CALLS: usize = 400;
 /// The most that a guest keeps of what it is to send back on a circuit, in bytes.
 const ECHO_LEN: usize = 64 * 1024;
 
-/// How long the thread may go on without looking at the phase.
+/// How long the thread may go on without reading the phase.
 const TURN: Duration = Duration::from_millis(100);
 
 /// Where guests are called, and what they do there: send back what they are sent.

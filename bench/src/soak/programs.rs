@@ -21,7 +21,7 @@ use super::guests::ECHO_PORT;
 use super::path::Path;
 use super::tally::{Outcome, Phase, Tally};
 
-/// How long a program sleeps before it looks at the phase again.
+/// How long a program sleeps before it reads the phase again.
 const TURN: Duration = Duration::from_millis(50);
 
 /// How much is read at once, in bytes.
@@ -110,7 +110,7 @@ impl Tickets {
 fn take_turn(plan: &Plan, tally: &Tally, began: Instant) -> Option<u64> {
     let due = plan.tickets.draw(began, plan.rate);
     loop {
-        // Under way before the phase is looked at: else a rest could begin in between.
+        // Under way before the phase is read: else a rest could begin in between.
         tally.begin();
         let loads = tally.phase() == Phase::Load(began);
         let left = due.saturating_duration_since(Instant::now());

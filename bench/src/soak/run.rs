@@ -21,7 +21,7 @@ const PROGRAMS: usize = 16;
 /// How long the scene may take to come to rest.
 const REST_PATIENCE: Duration = Duration::from_secs(120);
 
-/// How often the clock is looked at.
+/// How often the clock is read.
 const TURN: Duration = Duration::from_millis(50);
 
 /// How a soak is to be.
@@ -256,7 +256,7 @@ impl<'a> Course<'a> {
         self.tally.change_policy();
     }
 
-    /// Waits until nothing but standing circuits is left, and looks at the daemon.
+    /// Waits until nothing but standing circuits is left, and checks the daemon.
     fn rest(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + REST_PATIENCE;
         let stand = standing(self.options).count();

@@ -25,7 +25,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Looks at a daemon that has these VMs.
+    /// Checks a daemon that has these VMs.
     pub fn of(daemon: &Daemon, vms: &[&str]) -> io::Result<Sample> {
         // First, because asking takes descriptors of its own.
         let descriptors = daemon.descriptor_count();

@@ -122,7 +122,7 @@ fn a_pause_keeps_circuits_and_what_is_sent_meanwhile() {
     assert_no_violations(&[&web, &db]);
 }
 
-/// A VM may be paused with packets in its ring that the device has not looked at.
+/// A VM may be paused with packets in its ring that the device has not read.
 #[test]
 fn packets_in_the_ring_survive_a_pause() {
     let daemon = daemon();

@@ -26,7 +26,7 @@ use crate::support::{PATIENCE, guest, read_to_end, wait_for, wait_until};
 /// What the source has sent before it is cut off: less than half of what it might.
 pub const HALF: usize = 10_000;
 
-/// Who calls.
+/// A caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
     /// A program of a guest with vsock.
@@ -41,7 +41,7 @@ pub enum Caller {
     Published { tcp: bool, header: bool },
 }
 
-/// Who is called.
+/// A callee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callee {
     /// A program of a guest with vsock.
@@ -123,7 +123,7 @@ pub struct Scene {
     serial: Option<SerialGuest>,
     sessions: u64,
     answered: Option<mpsc::Receiver<Result<(), Refusal>>>,
-    /// By whom they lead to, and whether a header goes before.
+    /// By their target, and whether a header goes before.
     published: Vec<(Callee, bool, SocketAddr)>,
 }
 

@@ -1,4 +1,4 @@
-//! The agents of guests whose lines do not show who calls: they give the host a secret, and take what begins with it.
+//! The agents of guests whose lines do not show callers: they give the host a secret, and take what begins with it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

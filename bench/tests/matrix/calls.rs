@@ -32,7 +32,7 @@ pub fn dialled(cell: &Cell) -> (String, u32) {
     }
 }
 
-/// Makes the call of a cell and asks who is there.
+/// Makes the call of a cell and asks for the peer.
 pub fn call(world: &mut World, cell: &Cell, number: u64) -> Outcome {
     let question = format!("who {number}\n");
     let (to, port) = dialled(cell);

@@ -210,7 +210,7 @@ fn all_vms() -> Vec<String> {
     vms.map(str::to_owned).collect()
 }
 
-/// Those of whom rules about a pair know more than that they are of the host.
+/// Those that rules about a pair know more of than that they are of the host.
 fn named_callers() -> Vec<Caller> {
     let callers = callers().into_iter();
     callers.filter(|caller| !caller.is_published()).collect()

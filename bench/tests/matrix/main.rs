@@ -1,4 +1,4 @@
-//! Who reaches whom: every caller, callee, way and policy, over real sockets, held against a table that is written from the documents.
+//! Reachability: every caller, callee, way and policy, over real sockets, held against a table that is written from the documents.
 //!
 //! `$CELL` runs only the cells whose names contain it.
 
@@ -341,7 +341,7 @@ fn judge_words(cell: &Cell, expected: Expected, said: &Said) -> Vec<String> {
         Expected::Denied(_) => "denied",
         Expected::NotOffered => return wrong,
     };
-    // Who comes in by a published port is `host` to questions, as programs are.
+    // A peer at a published port is `host` to questions, as programs are.
     let is_said_of_publishes = cell.caller.is_published()
         && said.notes.iter().any(|note| {
             note.contains("a published port does not")

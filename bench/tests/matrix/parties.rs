@@ -1,4 +1,4 @@
-//! Who calls, who is called, by which way and under which rules: the four sides of the matrix, and the words for them.
+//! Caller, callee, by which way and under which rules: the four sides of the matrix, and the words for them.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ pub fn credentials(identity: Identity) -> (u32, u32, [u32; 1]) {
     }
 }
 
-/// Who calls.
+/// Callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Caller {
     /// A guest: one of the domain `default`, or one of the domain `red`.
@@ -82,7 +82,7 @@ impl Port {
     }
 }
 
-/// Who is called.
+/// The callees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Callee {
     Guest(Line, Domain, Port),
@@ -220,7 +220,7 @@ impl Place {
     }
 }
 
-/// How the caller says whom it means.
+/// How the caller names its callee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Way {
     /// By CID and port; programs of the host by the host socket.

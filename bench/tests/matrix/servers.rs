@@ -1,4 +1,4 @@
-//! Everything on the host that is called, and what is noted of it: who was asked what. Each answers a line `who NUMBER` with its name and the number.
+//! Everything on the host that is called, and what is noted of it: each question. Each answers a line `who NUMBER` with its name and the number.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

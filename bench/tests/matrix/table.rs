@@ -9,7 +9,7 @@ pub enum Expected {
     Reached(By),
     /// It is refused by the policy, and reaches no callee.
     Denied(By),
-    /// What was dialled has the call, and not who is redirected to.
+    /// What was dialled has the call, not the redirect's target.
     AsDialled,
     /// There is no such call, or none that a test on one machine may make.
     NotOffered,

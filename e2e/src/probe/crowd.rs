@@ -16,7 +16,7 @@ use crate::pattern::Pattern;
 /// How much is read or written in one call, in bytes.
 const CHUNK_BYTES: usize = 16 * 1024;
 
-/// How many events are looked at in one turn.
+/// How many events are read in one turn.
 const EVENTS: usize = 256;
 
 /// What `serve` does with every call.

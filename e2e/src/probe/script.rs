@@ -11,7 +11,7 @@
 //! | `message:BYTES[:eor]` | sends one message, with MSG_EOR if asked |
 //! | `recv:BYTES[:CHUNK]` | receives exactly so many bytes, asking for at most `CHUNK` at a time |
 //! | `expect:BYTES[:eor]` | receives one message of exactly that length, with or without MSG_EOR |
-//! | `peek:BYTES` | looks at the next bytes and leaves them |
+//! | `peek:BYTES` | peeks the next bytes |
 //! | `poll:ready`, `poll:quiet` | whether there is something to receive, now |
 //! | `await` | waits until there is something to receive |
 //! | `eof` | the end of the data, and no byte before it |

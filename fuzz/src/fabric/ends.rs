@@ -18,7 +18,7 @@ const CALLER_PORT: u32 = 5000;
 /// Bytes that one side sends in all, at most.
 const MOST_BYTES: u64 = 100_000;
 
-/// Who calls whom.
+/// The way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
     /// A guest calls a program of the host.

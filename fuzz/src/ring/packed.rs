@@ -10,7 +10,7 @@ const AVAILABLE: u16 = RawDescriptor::AVAILABLE;
 const USED: u16 = RawDescriptor::USED;
 
 impl World {
-    /// A descriptor becomes available: mostly one of those that the device will look at next, mostly in the right round.
+    /// A descriptor becomes available: mostly one of those that the device will read next, mostly in the right round.
     pub(super) fn make_available(&self, dice: &mut Dice<'_>) {
         let size = self.setup().size;
         let ahead = if dice.one_in(4) {

@@ -16,7 +16,7 @@ use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 use super::{FIRST_CID, LINES, PORTS, World};
 use crate::Dice;
 
-/// Who calls.
+/// Caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Who {
     Guest(LineId),
@@ -24,7 +24,7 @@ pub(super) enum Who {
     Host(Option<(u32, u32)>),
 }
 
-/// Whom a call is for.
+/// A call's callee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meant {
     /// No number of the caller's domain.
@@ -57,7 +57,7 @@ pub(super) struct Operator {
     /// The numbers that guests of a domain got, and their owners.
     told: Vec<(String, u32, LineId)>,
     calls: BTreeMap<CircuitId, Call>,
-    /// As whom programs of the host call.
+    /// Users of the host's programs.
     user: Option<(u32, u32)>,
     pub(super) host_caller: HostCaller,
     /// Calls that were made, and those of them that were decided.

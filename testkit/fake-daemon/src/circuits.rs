@@ -38,7 +38,7 @@ impl FakeCircuits {
         self.state().filters.clone()
     }
 
-    /// What was told, in words.
+    /// What was sent, in words.
     pub fn events(&self) -> Vec<String> {
         self.state().events.clone()
     }

@@ -42,7 +42,7 @@ pub struct FakeWorker {
     gate_changed: Condvar,
 }
 
-/// Where those wait who ask for the lines, while it is shut.
+/// Where callers for the lines wait, while it is shut.
 #[derive(Debug, Default)]
 struct Gate {
     is_shut: bool,
@@ -89,7 +89,7 @@ impl FakeWorker {
         }
     }
 
-    /// Lets those wait who ask for the lines, or lets them go on.
+    /// Lets callers for the lines wait, or lets them go on.
     pub fn hold(&self, is_shut: bool) {
         self.gate().is_shut = is_shut;
         self.gate_changed.notify_all();

@@ -51,7 +51,7 @@ impl FakeNet {
         networks.get(name).map(|network| network.spec.clone())
     }
 
-    /// The hosts that a network was told of last.
+    /// The hosts that a network was sent last.
     pub fn hosts(&self, name: &str) -> Vec<NetHost> {
         let networks = self.lock();
         networks

@@ -126,12 +126,12 @@ impl FakeDaemon {
         &self.circuits
     }
 
-    /// The switch, as the test may look at it.
+    /// The switch, as the test may read it.
     pub fn net(&self) -> &FakeNet {
         &self.net
     }
 
-    /// What is offered, as the test may look at it and refuse it.
+    /// What is offered, as the test may read it and refuse it.
     pub fn offers(&self) -> &FakeOffers {
         &self.offers
     }
@@ -193,7 +193,7 @@ impl Drop for FakeDaemon {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            // A test that fails tells why itself.
+            // A test that fails shows why itself.
             let _ = thread.join();
         }
     }

@@ -135,7 +135,7 @@ impl PackedDriver {
             self.write_next(table, INDIRECT, identifier);
             return Ok(());
         }
-        // From the last one to the first would do as well: the device looks at the first alone, and that one is held back or lies behind one
+        // From the last one to the first would do as well: the device reads the first alone, and that one is held back or lies behind one
         // that is.
         for (position, (range, flags)) in parts.enumerate() {
             let next = if position + 1 < count { NEXT } else { 0 };

@@ -1,6 +1,6 @@
-//! A directory whose lock is held: who looks up a name there that was not looked up before, or makes or removes one, sleeps until it is let go, and no signal wakes him.
+//! A directory whose lock is held: a thread that looks up a new name there, or makes or removes one, sleeps until it is let go, and no signal wakes it.
 //!
-//! A thread lists the directory into memory that is not provided (userfaultfd(2)), as any user can by memory of a FUSE file system of his own. Another one makes a file there, so that who only
+//! A thread lists the directory into memory that is not provided (userfaultfd(2)), as any user can by memory of a FUSE file system of its own. Another one makes a file there, so that who only
 //! looks waits behind it.
 
 use std::fs::{File, read_to_string};

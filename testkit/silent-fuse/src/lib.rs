@@ -1,4 +1,4 @@
-//! A FUSE file system of another user that never answers: who asks it something waits until it is gone. And a file of one that answers all but the first close.
+//! A FUSE file system of another user that never answers: its callers wait until it is gone. And a file of one that answers all but the first close.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -20,7 +20,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 /// Set where a test runs in mounts of its own.
 const INSIDE: &str = "RINGDOWN_OWN_MOUNTS";
 
-/// After so long those who wait go on, with an error, so that a test that fails ends.
+/// After so long waiting calls go on, with an error, so that a test that fails ends.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The time between two looks whether it is to end.
@@ -64,9 +64,9 @@ pub fn has_own_mounts(test: &str) -> bool {
     false
 }
 
-/// It is there until this is dropped, or until all who ask it have waited long enough.
+/// It is there until this is dropped, or until all callers have waited long enough.
 pub struct SilentFuse {
-    /// With its end those who wait go on.
+    /// With its end waiting calls go on.
     stays: Option<Sender<()>>,
     holder: Option<JoinHandle<()>>,
     is_asked: Arc<AtomicBool>,

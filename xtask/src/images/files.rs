@@ -41,7 +41,7 @@ pub fn in_path(program: &str) -> bool {
         .any(|directory| directory.join(program).is_file())
 }
 
-/// The mode bits of a file, for an archive: who may execute it may do so in the guest.
+/// The mode bits of a file, for an archive: its execute bits hold in the guest.
 pub fn mode_of(path: &Path) -> Result<u32> {
     let mode = fs::metadata(path)
         .with_context(|| format!("{} is not there", path.display()))?

@@ -54,7 +54,7 @@ const FAULT_COUNTERS: &[&str] = &[
     "ended_timed_out",
 ];
 
-/// How often the outputs are looked at.
+/// How often the outputs are polled.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The virtio number of a vsock device (virtio 1.2, section 5), as sysfs shows it.

@@ -65,7 +65,7 @@ struct Modules<'a> {
     names: BTreeSet<String>,
     /// What the root has by `use`, and from which module: there `crate::Name` leads.
     taken_up: BTreeMap<String, String>,
-    /// Who names what, as a path from the root.
+    /// Imports, as paths from the root.
     named: Vec<(Import, Vec<String>)>,
 }
 

@@ -100,7 +100,7 @@ fn index_jumps(ring: usize, by: u16) -> Result<Driver> {
     Ok(driver)
 }
 
-/// A packet that is answered by a reset, for which the receive ring is looked at.
+/// A packet that is answered by a reset, for which the receive ring is polled.
 fn send_stray(driver: &mut Driver) -> Result<()> {
     let header = driver.header(Operation::Data, 2, 1, 1);
     driver.send(&header, b"")
@@ -221,7 +221,7 @@ fn kick_storm() -> Result<Driver> {
 fn bad_receive_buffer(len: u32, flags: u16) -> Result<Driver> {
     let mut driver = start()?;
     let address = driver.place(&[0; 64]);
-    // All of them, since the device may have looked at some already.
+    // All of them, since the device may have read some already.
     for index in 0..driver.size() {
         let descriptor = RawDescriptor {
             address,
