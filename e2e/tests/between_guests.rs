@@ -37,7 +37,7 @@ fn scene() -> SharedGuard<Scene> {
     })
 }
 
-/// Both directions: who calls, who is called, and the CID that is called.
+/// Both directions: caller, callee, and the CID that is called.
 const DIRECTIONS: [(&str, &str, u32); 2] = [("old", "new", 4), ("new", "old", 3)];
 
 /// Sizes around every edge: one byte, a receiver's buffer, a page, a large packet, the credit.

@@ -49,7 +49,7 @@ static SCENE: Shared<Scene> = Shared::new();
 /// One test at a time: what one says, another would capture.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A file with who may call whom: its path.
+/// A file with the rules: its path.
 fn configuration() -> String {
     let path = e2e::spawn::scratch_directory()
         .unwrap()

@@ -31,7 +31,7 @@ use e2e::{Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Scene, Shared, SharedGua
 
 static SCENE: Shared<Scene> = Shared::new();
 
-/// Who may count on the agents.
+/// For the agents' users.
 static AGENTS: RwLock<()> = RwLock::new(());
 
 /// How long anything that must happen may take.

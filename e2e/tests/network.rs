@@ -239,7 +239,7 @@ fn counted(scene: &Scene, name: &str, vm: &str, counter: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Whether the one who has this name or address answers.
+/// Whether the one with this name or address answers.
 fn answers(guest: &Guest, whom: &str) -> bool {
     let line = format!("ping -c 1 -W 2 {whom} 2>&1");
     guest.run(&line).unwrap().code == 0

@@ -299,7 +299,7 @@ impl Torture {
         }
     }
 
-    /// Progress, for who waits minutes.
+    /// Progress, as it takes minutes.
     fn show(&self, struck: u64, count: u64) {
         if is_full() && (struck % 10 == 0 || struck == count) {
             let elapsed = self.started.elapsed().as_secs();

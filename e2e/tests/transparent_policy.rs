@@ -67,7 +67,7 @@ action = "allow"
     )
 }
 
-/// Says a line to everyone who calls.
+/// Says a line to every caller.
 fn serve(listener: TcpListener, said: &'static str) -> Arc<AtomicUsize> {
     let callers = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&callers);

@@ -197,7 +197,7 @@ fn text(from: SocketAddr, path: &str) -> (String, u16) {
     (text.trim().to_owned(), own)
 }
 
-/// Two processes that share a port, an epoll each, and send files without reading them. A second server learns who calls, and a third calls the origin.
+/// Two processes that share a port, an epoll each, and send files without reading them. A second server learns callers, and a third calls the origin.
 fn nginx(origin: u16) -> String {
     format!(
         r#"
@@ -241,7 +241,7 @@ fn nginx_serves(kernel: Kernel) {
         let expected = (FILE_BYTES, host::digest_of(FILE_BYTES));
         assert_eq!(caller.join().unwrap(), expected);
     }
-    // Who calls stands before the call.
+    // A caller stands before its call.
     let (said, own) = text(scene.ports.proxied, "/");
     assert_eq!(said, format!("127.0.0.1 {own}"));
     // In the guest: from outside of the run and from another, by both families, and through the proxy to the host.

@@ -22,7 +22,7 @@ use xxhash_rust::xxh64::Xxh64;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// The most that is sent or looked at at once, in bytes.
+/// The most that is sent or read at once, in bytes.
 const STEP: usize = 256 << 10;
 
 fn main() -> ExitCode {
@@ -104,7 +104,7 @@ fn serve(
         let circuit = listener.accept()?;
         let kind = kind(&circuit);
         let (mut writer, mut reader) = circuit.into_split();
-        // Who goes on for ever goes on after a caller that has died, too.
+        // A callee that stays goes on after a caller that has died, too.
         match answer(&mut writer, &mut reader) {
             Ok(words) => say(&format!("served {kind} {words}"))?,
             Err(error) if times == 0 => say(&format!("failed {kind} error={error}"))?,

@@ -47,7 +47,7 @@ pub(crate) struct Channel {
 struct Sleepers {
     epoch: u64,
     has_leader: bool,
-    /// Who waits for the leader.
+    /// Those awaiting a leader.
     followers: usize,
 }
 
@@ -83,7 +83,7 @@ impl Channel {
         }
     }
 
-    /// Whether the peer has closed its end, as far as is known. It was the last that it said: look at the rings once more.
+    /// Whether the peer has closed its end, as far as is known. It was the last that it said: read the rings once more.
     pub(crate) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }

@@ -32,7 +32,7 @@ pub fn listen(port: u32) -> Result<Listener> {
     Connector::new().listen(port)
 }
 
-/// How to connect, and whom to ask for circuits.
+/// How to connect, and where to get circuits.
 ///
 /// ```no_run
 /// use circuit::{Connector, Kind, Options};
@@ -119,7 +119,7 @@ impl Connector {
     }
 
     fn listen_to(&self, port: u32, vm: Option<&str>) -> Result<Listener> {
-        // The same rules as for whom one calls.
+        // The same rules as for callees.
         if Place::new(vm.unwrap_or("host"), port).is_none() {
             return Err(Error::Target {
                 found: format!("{}:{port}", vm.unwrap_or_default()),

@@ -52,7 +52,7 @@
 //!
 //! | with | copies |
 //! | --- | --- |
-//! | [`Writer::reserve`] and [`Reader::peek`], filled and looked at chunk by chunk or through pointers | none |
+//! | [`Writer::reserve`] and [`Reader::peek`], filled and read chunk by chunk or through pointers | none |
 //! | [`Write`](std::io::Write) and [`Reader::peek`], or [`Writer::reserve`] and [`Read`](std::io::Read) | one |
 //! | [`Write`](std::io::Write) and [`Read`](std::io::Read); [`Writer::send`] and [`Reader::receive`] | two |
 //!

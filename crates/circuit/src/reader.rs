@@ -294,7 +294,7 @@ impl Reader {
 
     /// Looks for a while, then sleeps until there is something.
     ///
-    /// What is between the last look and the answer is in every round trip of those who never sleep: so nothing is prepared for a sleep before.
+    /// What is between the last look and the answer is in every round trip of busy pollers: so nothing is prepared for a sleep before.
     fn wait_for_more(&mut self, beyond: usize) -> Result<Found> {
         let patience = Patience::new(self.timeout);
         if !self.is_zero_copy() {

@@ -166,7 +166,7 @@ impl Circuit {
         self.writer.is_zero_copy()
     }
 
-    /// Who is at the other side, if a switchboard gave the circuit.
+    /// The peer, if a switchboard gave the circuit.
     pub fn peer(&self) -> Option<&Place> {
         self.peer.as_ref()
     }

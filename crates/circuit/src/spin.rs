@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 const MAX_CONFIDENCE: u8 = 8;
 /// With no confidence left, one in so many waits looks all the same.
 const TRY_AGAIN_AFTER: u8 = 32;
-/// Between two looks at the clock.
+/// Between two reads of the clock.
 const LOOKS_PER_CLOCK: u32 = 32;
-/// Who never sleeps sees by the wake channel alone that the peer is gone: time for a look there.
+/// A busy poller sees by the wake channel alone that the peer is gone: time for a poll there.
 const SLICE: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone)]

@@ -6,8 +6,8 @@
 //! here: *pushing* sends what is in the outgoing ring to the socket, *pulling* receives from the socket into the incoming ring. There is no thread for this. The
 //! writer pushes when it commits, and the reader pulls when it finds too little.
 //!
-//! What the socket does not take stays in the outgoing ring: these are *leftovers*. Who may wait, waits until there are none, and pulls
-//! meanwhile, so that two peers that write to each other at once do not wait for each other. Who may not wait leaves them, and they are pushed by whatever is done next
+//! What the socket does not take stays in the outgoing ring: these are *leftovers*. A call that may wait does until there are none, and pulls
+//! meanwhile, so that two peers that write to each other at once do not wait for each other. Others leave them, and they are pushed by whatever is done next
 //! with the circuit: also by `clear`, since the circuit's descriptor becomes readable when the socket takes bytes again.
 //!
 //! That descriptor is an epoll instance with one socket in it. What it is asked to wait for is the *interest*; what has happened of it is taken out of it, so that it is
@@ -170,7 +170,7 @@ impl Stream {
         Ok(!found.is_empty() || deadline.is_none_or(|deadline| Instant::now() < deadline))
     }
 
-    /// The reader is going to wait. It looks at the ring once more, and then calls [`ReaderWaits::wait`].
+    /// The reader is going to wait. It reads the ring once more, and then calls [`ReaderWaits::wait`].
     pub(crate) fn reader_waits(&self) -> Result<ReaderWaits<'_>> {
         let mut incoming = sys::lock(&self.incoming);
         incoming.has_reader_waiting = true;

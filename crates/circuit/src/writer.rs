@@ -109,7 +109,7 @@ impl Writer {
         self.known_room(least, most, Wait::Never)
     }
 
-    /// Gives the next `len` bytes to the peer, which were written through [`Span::pieces`] of a room that is gone. It is for those who cannot keep a
+    /// Gives the next `len` bytes to the peer, which were written through [`Span::pieces`] of a room that is gone. It is for callers unable to keep a
     /// [`Room`], such as programs in C.
     ///
     /// # Errors
@@ -263,7 +263,7 @@ impl Writer {
     fn wait_for_room(&mut self, least: usize, most: usize, wait: bool) -> Result<()> {
         if self.producer.reserve(least, most)?.is_some() {
             return match &*self.line {
-                // Who may not wait leaves no more than one room's bytes over.
+                // A call without wait leaves at most one room's bytes over.
                 Line::Stream(stream) if !wait && !stream.push()? => Err(Error::WouldBlock),
                 _ => Ok(()),
             };

@@ -526,7 +526,7 @@ fn check_tells_why_a_vmm_was_cut_off() {
     assert_eq!((why.code, why.out.matches(fault).count()), (Some(4), 1));
     let table = run_with(directory, &["vm", "ls"]).out;
     assert!(table.contains(fault), "{table}");
-    // What waits for its agent is told of it, at first and in the end.
+    // What waits for its agent is notified, at first and in the end.
     let named = directory.display().to_string();
     let waited = run(&[
         "exec",
@@ -539,7 +539,7 @@ fn check_tells_why_a_vmm_was_cut_off() {
         "true",
     ]);
     assert_eq!(waited.err.matches(fault).count(), 2, "{}", waited.err);
-    // It is told again when something has changed, and the end comes as soon as nothing can change any more.
+    // It is sent again when something has changed, and the end comes as soon as nothing can change any more.
     let mut command = ringdown(&[
         "exec",
         "--wait",

@@ -115,7 +115,7 @@ const HOST_SOCKETS: [&str; 5] = [
     "circuit.sock",
 ];
 
-/// Who connects there is a VM, or the VMM of one.
+/// A client there is a VM, or the VMM of one.
 const VMM_SOCKETS: [&str; 3] = ["web.vhost", "old.serial", "later.vhost"];
 
 fn serve(control: &str) -> (TempDir, Daemon) {
@@ -496,7 +496,7 @@ fn connections_of(uid: u32, group: u32, control: &Path) -> Vec<UnixStream> {
     let control = control.to_owned();
     let connect = move || {
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(group));
-        // Of this thread alone: the kernel tells the daemon who it is when it connects.
+        // Of this thread alone: the kernel reports it to the daemon when it connects.
         set_thread_groups(&[]).unwrap();
         set_thread_res_gid(gid, gid, gid).unwrap();
         set_thread_res_uid(uid, uid, uid).unwrap();

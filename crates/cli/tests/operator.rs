@@ -206,7 +206,7 @@ fn a_reload_says_what_has_changed_or_that_nothing_has() {
         "{}",
         rotated.err
     );
-    // Who can write the file decides what is allowed: a reload says so, as a check does.
+    // A writer of the file decides what is allowed: a reload says so, as a check does.
     let file = directory.join("ringdown.toml");
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
     let reloaded = run_with(directory, &["reload"]);

@@ -1,4 +1,4 @@
-//! The daemon as a service: in its sandbox, and with a service manager that makes its socket, is told when it is ready, and
+//! The daemon as a service: in its sandbox, and with a service manager that makes its socket, hears when it is ready, and
 //! waits for signs of life.
 
 // Helpers of tests may fail as tests do; clippy's setting for tests does not reach them in a test of its own.

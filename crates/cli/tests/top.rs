@@ -1,4 +1,4 @@
-//! The program as it is: `ringdown top` on a terminal, whose screen is looked at as a person would.
+//! The program as it is: `ringdown top` on a terminal, whose screen is read as by a person.
 
 mod program;
 mod terminal;

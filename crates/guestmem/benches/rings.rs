@@ -184,7 +184,7 @@ impl Port {
     }
 }
 
-/// Carries frames of 64 bytes from one guest's ring to another's, as a switch does that looks at their beginnings.
+/// Carries frames of 64 bytes from one guest's ring to another's, as a switch does that reads their beginnings.
 fn frames(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("a frame of 64 bytes");
     group.throughput(Throughput::Elements(FRAMES as u64));

@@ -136,7 +136,7 @@ extern "C" fn on_bus_error(
         // SAFETY: for SIGBUS raised by the kernel the address is the field that is filled in.
         let address = unsafe { said.si_addr() }.addr();
         if let Some(span) = find(&SLOTS, address) {
-            // The mark comes first: who sees the empty memory must be able to see the mark.
+            // The mark comes first: a reader of empty memory must be able to see the mark.
             span.slot.poisoned.store(true, Ordering::Release);
             FAULTS.fetch_add(1, Ordering::AcqRel);
             handled = replace(&span, address);

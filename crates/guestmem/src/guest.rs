@@ -1,7 +1,7 @@
 //! The memory of a guest, and the copies in, out, and across.
 //!
 //! A [`GuestMemory`] is a snapshot: a short sorted list of references to mapped regions. Cloning one is cheap, and changing
-//! a clone does not disturb those who hold the old one; this is how regions come and go while queues are running.
+//! a clone does not disturb holders of the old one; this is how regions come and go while queues are running.
 //!
 //! What to copy is said with [`Range`]s, in guest physical addresses, as a queue yields them, and a byte offset into
 //! their concatenation. They are looked up again at every use: a range that has lost its region is an error,
@@ -113,7 +113,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Takes one region out, named as it was added. It stays mapped for those who hold an older snapshot.
+    /// Takes one region out, named as it was added. It stays mapped for holders of an older snapshot.
     ///
     /// # Errors
     /// [`MemoryError::NoSuchRegion`] unless all three values are those of one region.

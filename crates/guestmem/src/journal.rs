@@ -59,7 +59,7 @@ pub struct Journal {
     _memory: GuestMemory,
     area: Area,
     records: usize,
-    /// The first so many records have been written. The others need not be looked at, which would cost memory.
+    /// The first so many records have been written. The others need not be read, which would cost memory.
     written: usize,
     turn: u64,
     /// Something was written that does not count yet.

@@ -16,7 +16,7 @@
 //! whether something came in the meantime, so that no wake-up is lost: the driver publishes first and looks for our wish
 //! second, we state our wish first and look for its publication second, each with a full fence in between.
 //!
-//! # Who trusts what
+//! # Trust
 //!
 //! Nothing in the areas is trusted, and every field is read once per use. Our own positions, and which chains are out, are kept
 //! in private memory and never read back. A driver that breaks the rules gets an error with the numbers in it,
@@ -343,7 +343,7 @@ impl Queue {
     }
 }
 
-/// Entries of a queue that are looked at without being taken, at most: a VMM can have that done as often as it likes.
+/// Entries of a queue that are read without being taken, at most: a VMM can have that done as often as it likes.
 const MAX_SAMPLES: usize = 256;
 
 /// Entries from all over a queue of this size.

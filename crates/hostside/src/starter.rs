@@ -54,7 +54,7 @@ pub fn confine(starter: Option<Starter>) {
     let _ = IN_FORCE.set(starter);
 }
 
-/// The starter, where this process may not start.
+/// The starter, where this process starts none.
 pub fn in_force() -> Option<Option<&'static Starter>> {
     IN_FORCE.get().map(Option::as_ref)
 }

@@ -1,4 +1,4 @@
-//! Who asks: not what a frame says, but the port by which it came.
+//! Asker: not what a frame says, but the port by which it came.
 
 use wire::ethernet::MacAddress;
 
@@ -16,7 +16,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// The port, if a guest is behind it and not an uplink, with who knows how many hosts.
+    /// The port, if a guest is behind it and not an uplink, with any number of hosts.
     pub(crate) fn port_of_guest(&self) -> Option<u16> {
         self.guest.map(|_| self.port)
     }

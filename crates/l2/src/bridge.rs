@@ -443,7 +443,7 @@ impl Bridge {
         }
     }
 
-    /// Where the one is whom a frame is for.
+    /// Where a frame's receiver is.
     #[inline]
     fn find(&self, arrival: &Arrival<'_>) -> Option<PortId> {
         let mac = arrival.head.destination;

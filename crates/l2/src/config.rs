@@ -62,7 +62,7 @@ pub struct StationConfig {
     pub mtu: u16,
     /// Whether it answers DHCP.
     pub dhcp: bool,
-    /// Whether it advertises its prefix to those who ask for routers.
+    /// Whether it advertises its prefix to hosts asking for routers.
     pub advertise: bool,
     /// Whether it answers DNS, and advertises that.
     pub dns: bool,

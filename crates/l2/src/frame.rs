@@ -17,7 +17,7 @@ const UDP_HEADER_LEN: usize = 8;
 /// The longest frame that makes sense here: the longest IP packet, and its Ethernet header.
 pub(crate) const MAX_FRAME_LEN: usize = IPV6_HEADER_LEN + 65_535 + HEADER_LEN;
 
-/// From whom and to whom a frame goes.
+/// A frame's sender and receiver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
     pub source: MacAddress,

@@ -29,7 +29,7 @@ pub(crate) fn answer_arp(packet: &[u8], path: Path, own: Ipv4Addr) -> Option<Vec
     else {
         return None;
     };
-    // The answer goes to who sent the frame; an ARP packet that says it is from another is a lie, or a proxy's, which is not needed here.
+    // The answer goes to the sender; an ARP packet that says it is from another is a lie, or a proxy's, which is not needed here.
     let is_honest = source_hardware_addr.0 == path.destination.0 && source_protocol_addr != own;
     if operation != ArpOperation::Request || target_protocol_addr != own || !is_honest {
         return None;
@@ -80,7 +80,7 @@ pub(crate) fn parse_solicitation(packet: &Ipv6Packet<&[u8]>) -> Option<Solicitat
         return None;
     }
     match NdiscRepr::parse(&message).ok()? {
-        // Who has no address yet cannot say where it is to be found.
+        // One without an address cannot say where it is to be found.
         NdiscRepr::RouterSolicit { lladdr: Some(_) }
         | NdiscRepr::NeighborSolicit {
             lladdr: Some(_), ..
@@ -118,7 +118,7 @@ pub(crate) fn advertise(
     };
     let mut bytes = vec![0; advertisement.buffer_len()];
     advertisement.emit(&mut Icmpv6Packet::new_unchecked(&mut bytes[..]));
-    // Who probes has no address to which the answer could go. The frame goes to that guest alone all the same (RFC 6085): no other asked.
+    // A prober has no address to which the answer could go. The frame goes to that guest alone all the same (RFC 6085): no other asked.
     let destination = if is_probe { ALL_NODES } else { source };
     frame::neighbour_discovery(path, target, destination, &bytes)
 }

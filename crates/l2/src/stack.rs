@@ -67,7 +67,7 @@ pub(crate) struct Stack {
 /// A place for a TCP connection.
 struct Slot {
     socket: SocketHandle,
-    /// Who opened the connection, and when it is given up.
+    /// The connection's opener, and when it is given up.
     peer: Option<Peer>,
 }
 
@@ -245,7 +245,7 @@ impl Stack {
         }
     }
 
-    /// Notices a connection that has just been opened, by who is asking.
+    /// Notices a connection that has just been opened, by this asker.
     fn enter(&mut self, index: usize, now: Instant) {
         let socket = self
             .sockets

@@ -22,7 +22,7 @@
 //!   looked up, so no guest can make the station wait for another's silence, and there is no neighbour cache to fill. Only TCP, whose answers
 //!   may be repeated later, remembers where a peer is, in a small table.
 //! - *It keeps no state for what can be computed.* An address from the operator's list is a look-up; only addresses from the pool are leases.
-//! - *It never speaks first.* No periodic router advertisement, no gratuitous ARP: what it advertises does not expire, and who joins later asks. With quiet
+//! - *It never speaks first.* No periodic router advertisement, no gratuitous ARP: what it advertises does not expire, and newcomers ask. With quiet
 //!   guests [`Station::poll_at`] is `None`. (The one exception is [`Station::link_up`], which the owner calls when what it advertises has changed.)
 //!
 //! The formats, and the IP stack behind DNS and ping, are `smoltcp`'s; the DNS messages are `domain`'s.
@@ -240,7 +240,7 @@ impl Station {
         if let Some(request) = dhcp::Request::parse(&packet, own) {
             return self.answer_dhcp(now, &request, (path, asker));
         }
-        // To whom no answer can go, and who pretends to be the station, gets none.
+        // One to which no answer can go, or posing as the station, gets none.
         if destination != own.address || !is_unicast(source) || source == own.address {
             return None;
         }
@@ -306,7 +306,7 @@ impl Station {
         match solicitation {
             Solicitation::Router { source } => {
                 let own = self.advertised()?;
-                // The answer is for the one who asks. RFC 4861, 6.2.6 would have it wait up to half a second, lest several routers talk
+                // The answer is for the asker. RFC 4861, 6.2.6 would have it wait up to half a second, lest several routers talk
                 // at once; here is one.
                 let destination = if source.is_unspecified() {
                     ALL_NODES

@@ -143,7 +143,7 @@ pub struct Link {
     options: Options,
     epoch: u64,
     peer: Option<Peer>,
-    /// Whom the next hello is for, as far as we know.
+    /// The next hello's receiver, as far as we know.
     greeted: u64,
     is_connected: bool,
     /// How often the port found its other end.

@@ -18,7 +18,7 @@
 //! written after the last count and read before it: an end that sees it, and then finds no byte, has seen all. A change of state always wakes the
 //! other side, whatever its event is.
 //!
-//! # Who trusts what
+//! # Trust
 //!
 //! The other party can write anywhere in the window at any time. So an end keeps its own count privately and never reads it back; it reads the
 //! other's once, and checks it: it may not go back, nor be further on than there were bytes or is room. Anything else is an error that ends the

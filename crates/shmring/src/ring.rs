@@ -395,7 +395,7 @@ impl Consumer {
         Ok(Peeked::Bytes(span))
     }
 
-    /// How many bytes there are, after a look at the peer's head.
+    /// How many bytes there are, after a read of the peer's head.
     ///
     /// # Errors
     /// The connection is over, or `close` was called.

@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use guestmem::io::{Gather, Scatter};
 
-/// How many bytes [`Span::fill`] and [`Span::for_each`] show at a time: few enough to stay in registers if little is done with them. So they are made, or looked at,
+/// How many bytes [`Span::fill`] and [`Span::for_each`] show at a time: few enough to stay in registers if little is done with them. So they are made, or read,
 /// as fast as if there were a slice.
 pub const CHUNK_LEN: usize = 128;
 

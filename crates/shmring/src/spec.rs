@@ -1,4 +1,4 @@
-//! What a window is like, and who uses it.
+//! What a window is like, and its users.
 
 /// The least that a ring may have, in bytes.
 pub const MIN_RING_LEN: u64 = 4096;
@@ -9,7 +9,7 @@ pub const MAX_RING_LEN: u64 = 1 << 30;
 /// The most that a page of a window may have, in bytes.
 pub const MAX_PAGE_LEN: u64 = 1 << 30;
 
-/// Which of the two parties of a window one is. Who makes the window says who is which.
+/// Which of the two parties of a window one is. The maker of the window says which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The one that writes into the first ring.

@@ -130,7 +130,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends all that waits. What comes meanwhile is taken in by those who do not receive chunks.
+    /// Sends all that waits. What comes meanwhile is taken in by those not receiving chunks.
     pub(crate) fn flush(&mut self) -> Result<(), Stop> {
         while self.sent < self.filled {
             match rustix::net::send(

@@ -34,7 +34,7 @@ pub(crate) fn identity(stat: &Stat) -> u64 {
     hash.digest()
 }
 
-/// Whether a file has been written to between these two looks at it.
+/// Whether a file has been written to between these two checks.
 pub(crate) fn has_changed(before: &Stat, after: &Stat) -> bool {
     (before.st_size, before.st_mtime, before.st_mtime_nsec)
         != (after.st_size, after.st_mtime, after.st_mtime_nsec)

@@ -9,12 +9,12 @@
 //!   name at a time with `O_NOFOLLOW`, so neither words nor a symbolic link that was sent before lead out of the destination.
 //! - A file is written under a name of ours, which must not exist (`O_EXCL`), and takes its own name when it is complete. What it replaces
 //!   has to be a file or a symbolic link: never a directory, a device, a socket or a pipe.
-//! - Who asked for certain sources gets these at the top, and nothing else.
+//! - A request for certain sources gets these at the top, and nothing else.
 //! - Sizes, counts and depths have limits; what was announced is compared with the room there is before the first byte is written, and with
 //!   what then comes.
 //!
 //! # How it goes on after a broken connection
-//! Sender and receiver keep nothing between connections but what the one who started the transfer holds in its memory: the [`Position`] of the
+//! Sender and receiver keep nothing between connections but what the starter of the transfer holds in its memory: the [`Position`] of the
 //! last entry in place. The walk is in the order of names, so it can begin anywhere. Of the file that was under way, the receiver has a partial
 //! file whose name says which transfer and which content it belongs to, and whose size says how far it got: chunks are written in
 //! order, and only when their checksum was right.

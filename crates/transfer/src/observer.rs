@@ -1,4 +1,4 @@
-//! Who watches a transfer.
+//! A transfer's watcher.
 
 use wire::agent::transfer::{Position, Totals};
 

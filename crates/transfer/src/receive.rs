@@ -363,7 +363,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Who asked for certain sources is sent files, or directories if these were asked for, too: what links lead to, and never links.
+    /// A receiver of certain sources gets files, or directories if these were asked for, too: what links lead to, and never links.
     fn check_top(&self, is_wanted: bool) -> Result<(), Stop> {
         let is_top = self.levels.is_empty() && self.lost.is_empty();
         if is_top && !is_wanted && self.request.expected.is_some() {

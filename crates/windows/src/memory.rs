@@ -4,7 +4,7 @@
 //!
 //! A window has two parties for as long as it is there: the host and a VM, or two VMs. It is never used between others. On the host's side it belongs
 //! to the first user that got it, since a program of that user may keep it mapped for ever. So whatever was in a window that is used again, only
-//! the two who could have read it then can read it now; and it is cleaned all the same (`standing.rs` has the states).
+//! the two able to read it then can read it now; and it is cleaned all the same (`standing.rs` has the states).
 //!
 //! What a VM says is not believed further than it has to be: a window is named by a UUID that was made here, words about another's window
 //! change nothing, and nothing is read from the memory that guests can write.
@@ -281,7 +281,7 @@ impl Windows {
         // Without the lock: each may take seconds.
         for (vm, index) in gone.keys() {
             let directory = directory_of(&self.directory, vm);
-            // Who removes a directory that is held up holds up the one that it is in.
+            // To remove a directory that is held up holds up the one that it is in.
             if remove(&file_in(&directory, *index)) {
                 // As long as it has others in it, it stays.
                 let _ = std::fs::remove_dir(directory);
@@ -364,7 +364,7 @@ fn file_in(directory: &Path, index: u32) -> PathBuf {
 fn new_uuid() -> WindowId {
     let mut uuid = [0; 16];
     random(&mut uuid);
-    // By which agents tell windows from other memory of their guests.
+    // By which agents know windows in the memory of their guests.
     WindowId(wire::switchboard::window::name(uuid).0)
 }
 

@@ -1,4 +1,4 @@
-//! Who sets zero-copy circuits up: the host's switchboard.
+//! Makes zero-copy circuits: the host's switchboard.
 //!
 //! # Theory of operation
 //!

@@ -17,7 +17,7 @@ const ENDS: Duration = Duration::from_secs(120);
 /// How long all of it may take.
 const WRITERS_END: Duration = Duration::from_secs(2 * 3600);
 
-/// A file system, another in a file of it, and who writes to both without pause, and syncs.
+/// A file system, another in a file of it, and a writer to both without pause, and syncs.
 const LOAD: &str = "modprobe loop; head -c 50331648 /dev/zero > /tmp/outer; mke2fs -F /tmp/outer > /dev/null 2>&1; mkdir -p /mnt/outer && \
     mount -t ext4 -o loop /tmp/outer /mnt/outer && head -c 16777216 /dev/zero > /mnt/outer/inner; mke2fs -F /mnt/outer/inner > /dev/null 2>&1; \
     mkdir -p /mnt/inner && mount -t ext4 -o loop /mnt/outer/inner /mnt/inner && touch /tmp/loaded";

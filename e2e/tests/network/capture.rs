@@ -21,7 +21,7 @@ const FIELDS: [&str; 11] = [
 /// An Ethernet frame of the network is no longer than this, in bytes, unless a guest leaves its segmentation to others.
 const LONGEST_FRAME: u64 = 1514;
 
-/// What tshark says of a checksum that it has looked at and found wrong.
+/// What tshark says of a checksum that it has checked and found wrong.
 const BAD: &str = "0";
 
 fn has(row: &Row, wanted: &[(&str, &str)]) -> bool {

@@ -9,7 +9,7 @@ pub fn ethernet(to: &str, from: &str, kind: u16, payload: &[u8]) -> String {
     format!("{frame:0<120}")
 }
 
-/// An ARP packet: who says that it has which address, to all.
+/// An ARP packet: a claim to an address, to all.
 pub fn arp(operation: u16, mac: &str, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mac = mac
         .split(':')

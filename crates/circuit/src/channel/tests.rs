@@ -59,7 +59,7 @@ fn one_byte_wakes_all_who_sleep_and_so_does_the_end() {
     }
 }
 
-/// One who waits for a while leads; when it gives up, the one who followed it leads.
+/// One that waits for a while leads; when it gives up, its follower leads.
 #[test]
 fn a_leader_that_gives_up_is_followed_by_another() {
     let (here, there) = pair();

@@ -459,7 +459,7 @@ pub mod fields {
         }
     }
 
-    /// Whether who went from `old` to `new`, at most once round the ring, has passed the place after which an event is wanted: an index and a
+    /// Whether going from `old` to `new`, at most once round the ring, passes the place after which an event is wanted: an index and a
     /// wrap counter.
     pub fn is_passed(wanted: u16, old: Position, new: Position, size: u16) -> bool {
         let wanted = Position::from_bits(wanted);

@@ -199,7 +199,7 @@ fn asking_for_chains_ahead_takes_none() {
         hints(&pair.queue);
         let first = pair.pop().unwrap();
         pair.queue.rewind(1);
-        // Heads and places that there are not, and chains of which the first is all that may be looked at.
+        // Heads and places that there are not, and chains of which the first is all that may be read.
         for index in 0..8 {
             let descriptor = RawDescriptor {
                 address: u64::MAX - u64::from(index),
@@ -441,7 +441,7 @@ fn a_queue_is_blank_until_its_driver_writes() {
     }
 }
 
-/// A VMM can have a ring looked at as often as it likes, and so large a ring is looked at in places.
+/// A VMM can have a ring read as often as it likes, and so large a ring is read in places.
 #[test]
 fn a_digest_is_of_so_many_entries_from_all_over_a_queue() {
     const STEP: u16 = 128;

@@ -1,6 +1,6 @@
 //! Filters: what a guest may say of itself and to others.
 //!
-//! Three questions about every frame that a guest sends. Does it say who it is not, in ARP, IPv4, IPv6 or neighbour discovery? Does it
+//! Three questions about every frame that a guest sends. Does it fake its sender, in ARP, IPv4, IPv6 or neighbour discovery? Does it
 //! play a part that is not a guest's, a DHCP server or a router? And could it be hiding either, behind a tag, an extension header or a fragment?
 //! What cannot be seen is refused (in the spirit of RFC 7113 and RFC 6980; receivers that look further than filters are what
 //! CVE-2021-27853 is about). An uplink is asked only whether it uses an address that belongs to a port

@@ -3,10 +3,10 @@
 //! No guest may have the address of a router or a resolver out there, whichever uses it first. But what any host out there says must not cost a
 //! guest its own. In the words of RFC 6620, an uplink is a trusted port:
 //!
-//! - Who takes part in neighbour discovery behind an uplink is on this link, and its address is the uplink's, as any address is a port's. Other packets
+//! - A host in neighbour discovery behind an uplink is on this link, and its address is the uplink's, as any address is a port's. Other packets
 //!   may come from afar by way of a router. They keep an address and claim none.
 //! - A guest asks whether an address is in use before it uses it (RFC 4862, section 5.4). If the question went out there and no host has answered in time,
-//!   the address is the guest's. A guest that did not ask gives way to the first one outside who uses it.
+//!   the address is the guest's. A guest that did not ask gives way to the first outside to use it.
 //! - A router has its link-local address in any case, for as long as it says that it is a router: no guest can say that, and a host
 //!   out there that can controls the network's packets anyway.
 

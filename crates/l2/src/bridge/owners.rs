@@ -1,4 +1,4 @@
-//! Who uses which address: the first one, until it falls silent.
+//! An address's user: the first one, until it falls silent.
 //!
 //! Learned MAC addresses and IPv6 addresses that guests have given themselves are the same to a switch. An address is the port's that
 //! used it first; another gets it only when the first has not used it for the ageing time, or is gone.
@@ -106,7 +106,7 @@ pub(super) enum Claim {
     Taken,
 }
 
-/// Who has an address.
+/// An address's owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) port: PortId,
@@ -153,7 +153,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         }
     }
 
-    /// Who has an address, and for how long it is kept.
+    /// An owner, and how long it is kept.
     pub(super) fn user(&self, now: Time, key: K) -> Option<(PortId, Duration)> {
         let slot = &self.slots[*self.by_key.get(&key)? as usize];
         let kept = slot.kept.saturating_sub(now);
@@ -165,7 +165,7 @@ impl<K: Copy + Eq + Hash> Owners<K> {
         self.lists.get(usize::from(port.0)).map_or(0, count_of)
     }
 
-    /// Who has an address.
+    /// An address's owner.
     #[inline]
     pub(super) fn owner(&self, now: Time, key: K) -> Option<Owner> {
         let slot = &self.slots[*self.by_key.get(&key)? as usize];

@@ -51,7 +51,7 @@ pub(crate) struct Request {
     pub seconds: u16,
     pub wants_broadcast: bool,
     pub is_relayed: bool,
-    /// Who the client says that it is.
+    /// The client's word on itself.
     pub mac: MacAddress,
     /// The address that it has.
     pub client: Option<Ipv4Addr>,
@@ -153,7 +153,7 @@ impl Facts {
         let mut network = vec![(code::SUBNET_MASK, ipv4.cidr().netmask().octets().to_vec())];
         if let Some(gateway) = config.gateway {
             network.push((code::ROUTER, gateway.octets().to_vec()));
-            // Zero leading bits that matter, so no byte of the destination: the default route. Who asks for this ignores the router (RFC 3442).
+            // Zero leading bits that matter, so no byte of the destination: the default route. A client of this ignores the router (RFC 3442).
             network.push((
                 code::CLASSLESS_ROUTES,
                 [&[0][..], &gateway.octets()].concat(),

@@ -24,7 +24,7 @@ const DECLINED_SHARE: usize = 4;
 /// from the others.
 const PORT_SHARE: usize = 2;
 
-/// Who wants an address.
+/// An address's client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Client {
     pub mac: MacAddress,

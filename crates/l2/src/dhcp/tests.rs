@@ -339,7 +339,7 @@ fn who_is_not_served_hears_nothing_at_all() {
         let (outcome, reply) = setup.ask(Client::new(9, kind).wants(ADDRESS).chooses(OWN));
         assert!(outcome == Outcome::Ignored && reply.is_none());
     }
-    // Who has chosen another server; a kind that only servers send; an unknown one; who wants nothing.
+    // Who has chosen another server; a kind that only servers send; an unknown one; a want of nothing.
     let other = Client::new(2, REQUEST)
         .wants(ADDRESS)
         .chooses([10, 0, 0, 9].into());
@@ -352,7 +352,7 @@ fn who_is_not_served_hears_nothing_at_all() {
         let (outcome, reply) = setup.ask(client);
         assert!(outcome == Outcome::Ignored && reply.is_none());
     }
-    // Who says that it is another, and who comes through a relay.
+    // One posing as another, and one through a relay.
     let asker = Asker::with_mac(guest_mac(2), &setup.hosts);
     let bytes = Client::new(2, DISCOVER).bytes();
     let request = parse(Ipv4Addr::BROADCAST, &bytes).unwrap();
@@ -511,7 +511,7 @@ fn an_address_of_the_pool_that_becomes_a_hosts_is_not_renewed() {
 fn what_is_released_is_free_and_remembered() {
     let mut setup = Setup::with_pool();
     let address = setup.serve(10).unwrap();
-    // Only who has it can give it back, and to this server.
+    // Only its owner can give it back, and to this server.
     setup.ask(Client::new(11, RELEASE).has(address).chooses(OWN));
     setup.ask(
         Client::new(10, RELEASE)
@@ -573,7 +573,7 @@ fn a_port_with_many_mac_addresses_leaves_half_of_the_pool_to_others() {
         ..port_of_guest(number)
     };
     let (guest, other) = (port_of_guest(1), port_of_guest(3));
-    // By which port many ask, by which the same crowd goes on, and who finds addresses all the same.
+    // By which port many ask, by which the same crowd goes on, and the one served all the same.
     let cases = [
         (guest, guest, other),
         (guest, guest, uplink(9)),

@@ -166,7 +166,7 @@ fn an_ipv6_address_is_the_one_that_was_heard() {
     }
 }
 
-/// The switch shows the station no question for an address that another guest has: who is heard last has it.
+/// The switch shows the station no question for an address that another guest has: the last heard has it.
 #[test]
 fn an_ipv6_address_leads_to_one_host() {
     let stable: Ipv6Addr = "fd00:1:2:3:1234:5678:9abc:def0".parse().unwrap();

@@ -212,7 +212,7 @@ fn arp_is_answered_for_its_own_address_only_and_also_for_probes() {
         expected.extend(sender);
         assert_eq!(answers, [expected]);
     }
-    // Another's address; who says that it has the station's; who sends for another.
+    // Another's address; a claim to the station's; a sender for another.
     assert!(
         wire.say(&arp(guest_mac(2), [10, 0, 0, 2], [10, 0, 0, 3]))
             .is_empty()
@@ -262,7 +262,7 @@ fn neighbours_are_answered_by_the_book() {
         assert_eq!(answer[62..78], OWN_IPV6.octets());
         assert_eq!(answer[78..], [&[2, 1][..], &OWN_MAC.0].concat());
     }
-    // Who has no address yet and wants this one: the answer is for all, and not solicited.
+    // A host without address asks for this one: the answer is for all, and not solicited.
     let probe = neighbour_solicitation(OWN_IPV6, &[]);
     let answers = wire.say(&discovery(
         Ipv6Addr::UNSPECIFIED,

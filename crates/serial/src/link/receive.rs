@@ -54,7 +54,7 @@ impl Link {
         self.decoder.payload()
     }
 
-    /// Everything that arrived has been looked at.
+    /// Everything that arrived has been read.
     fn rest(&mut self, now: Instant) {
         if std::mem::take(&mut self.has_received) {
             let is_inside = self.decoder.is_inside_frame();

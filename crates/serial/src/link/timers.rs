@@ -1,4 +1,4 @@
-//! When a link has to be looked at although nothing happens.
+//! When a link has to be polled although nothing happens.
 //!
 //! A session in which all is acknowledged has no timer: an idle link never wakes up.
 
@@ -22,7 +22,7 @@ const MUTE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 /// A peer that kept to the protocol for so long is treated as if it always had.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(60);
 
-/// How often it is asked who speaks, when it is not the peer.
+/// How often the speaker is asked for, if not the peer.
 const BETWEEN_STRANGERS: Duration = Duration::from_millis(500);
 
 /// The times, each of them if it is awaited.
@@ -87,7 +87,7 @@ impl Timers {
         self.probe_wait >= SILENT_FROM
     }
 
-    /// Whether it is time again to ask who speaks.
+    /// Whether it is time again to ask for a name.
     pub(super) fn may_greet_stranger(&mut self, now: Instant) -> bool {
         let may = self
             .last_stranger

@@ -9,7 +9,7 @@ use loom::thread;
 
 use super::*;
 
-/// A wake channel: what was sent and not looked at adds up to one, and waiting takes it away.
+/// A wake channel: what was sent and not read adds up to one, and waiting takes it away.
 struct Channel {
     signalled: Mutex<bool>,
     changed: Condvar,

@@ -100,7 +100,7 @@ impl Sender<'_> {
             }
             self.pass(offset, count)?;
             offset += count as u64;
-            // Who gives little at a time wants it to arrive.
+            // A source that gives little wants it to arrive.
             self.channel.flush()?;
             if self.rejected {
                 return self.abandon("it is not wanted");

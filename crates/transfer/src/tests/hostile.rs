@@ -277,7 +277,7 @@ fn a_header_of_a_tebibyte_is_refused_and_nothing_is_allocated() {
     assert!(result.is_err());
     assert_eq!(snapshot(&jail).len(), 0);
 
-    // Who wants it can have it: with a limit that was given, it is a hole.
+    // It can be had: with a limit that was given, it is a hole.
     let allowed = Options {
         max_size: Some(size),
         ..options()
@@ -355,7 +355,7 @@ fn more_than_was_allowed_or_announced_ends_the_transfer() {
     assert!(result.is_err() && notes.failed.len() < 10_000);
 }
 
-/// Who asks for one thing does not get another beside it.
+/// A request for one thing gets no other beside it.
 #[test]
 fn only_what_was_asked_for_is_taken() {
     for entry in [

@@ -33,7 +33,7 @@ fn cut_after(limit: usize) -> (UnixStream, UnixStream) {
     (one, other)
 }
 
-/// A transfer whose two ends remember nothing but what the one who began it does.
+/// A transfer whose two ends remember nothing but what its starter does.
 struct Transfer {
     source: PathBuf,
     destination: PathBuf,
@@ -185,7 +185,7 @@ fn a_file_that_changed_meanwhile_begins_again() {
     );
 }
 
-/// Who may write in the destination's directory puts another name of a file there, which would be written to as what is left.
+/// A writer in the destination's directory puts another name of a file there, which would be written to as what is left.
 #[test]
 fn what_is_left_is_no_name_of_another_file() {
     let directory = tempfile::tempdir().unwrap();

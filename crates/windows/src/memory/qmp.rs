@@ -78,7 +78,7 @@ pub enum QmpError {
 #[derive(Debug)]
 pub struct Qmp {
     stream: UnixStream,
-    /// What was received and not yet looked at.
+    /// What was received and not yet read.
     received: Vec<u8>,
     deadline: Instant,
     commands: u64,
@@ -92,7 +92,7 @@ impl Qmp {
 
     fn connect_within(path: &Path, timeout: Duration) -> Result<Qmp, QmpError> {
         let connect = || -> io::Result<UnixStream> {
-            // At once or not at all: where the queue of those who wait is full, connecting would wait without a limit.
+            // At once or not at all: where the queue of callers is full, connecting would wait without a limit.
             let stream = UnixStream::from(connect_to(path, SocketType::STREAM)?);
             stream.set_nonblocking(false)?;
             Ok(stream)

@@ -14,7 +14,7 @@ struct Side {
     is_late: bool,
 }
 
-/// A window between two parties. Who says something that cannot be changes nothing.
+/// A window between two parties. A party's impossible word changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Standing {
     sides: [Side; 2],

@@ -64,13 +64,13 @@ pub(crate) enum Effect {
         kind: Kind,
         max_ring: u64,
     },
-    /// Tell the pool that this party has let go.
+    /// Note in the pool that this party let go.
     Release {
         uuid: WindowId,
         generation: u64,
         by: Party,
     },
-    /// Tell the pool that this party does not let go.
+    /// Note in the pool that this party keeps it.
     Quarantine {
         uuid: WindowId,
         generation: u64,
@@ -89,7 +89,7 @@ pub(crate) enum Outcome {
     Stream { from: Place },
 }
 
-/// Who has asked for one side of a circuit.
+/// The asker for one side of a circuit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Asker {
     /// A program of a guest, by its agent's number for the call.
@@ -124,7 +124,7 @@ struct Wish {
     asker: Asker,
     kind: Kind,
     ring: u64,
-    /// Who is at the other side, as this one may name it.
+    /// The peer, as this one may name it.
     peer: Place,
 }
 
@@ -187,7 +187,7 @@ pub struct BoardCounts {
     pub zero_copy: u64,
     /// Circuits of which one program at least asked for a window, and that got none.
     pub streams: u64,
-    /// Of those, such for whom no window was free.
+    /// Of those, such without a free window.
     pub no_window: u64,
     /// Circuits whose window was taken away.
     pub revoked: u64,

@@ -11,7 +11,7 @@ use thiserror::Error;
 pub use wire::switchboard::Hex16 as WindowId;
 pub use wire::switchboard::Kind;
 
-/// Between whom a circuit's window is to be. VMs are named in full (`blue/db`).
+/// The parties of a circuit's window. VMs are named in full (`blue/db`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Pair {
     /// The host's programs of one user, and a VM.
@@ -102,7 +102,7 @@ pub enum Owners {
     Host {
         /// The VM.
         vm: String,
-        /// The user of the host to whom it belongs, once there is one.
+        /// The user of the host that owns it, once there is one.
         uid: Option<u32>,
     },
     /// Two VMs'.

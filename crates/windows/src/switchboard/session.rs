@@ -208,7 +208,7 @@ impl Session {
     }
 
     /// How much the agent has said until now, read or not. What it says from here on holds up no circuit that was asked about. The socket itself is
-    /// asked: the runtime may not have looked at it since the question came up.
+    /// asked: the runtime may not have polled it since the question came up.
     fn said(&self) -> u64 {
         let socket: &UnixStream = self.reader.as_ref();
         // Without an answer there is nothing to wait for.

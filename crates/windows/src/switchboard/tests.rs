@@ -66,7 +66,7 @@ async fn a_user_has_so_many_programs_and_no_more() {
         of_user: 2,
         ..program::PROGRAMS
     };
-    // This user is none of those who own the daemon.
+    // This user is none of the daemon's owners.
     let served = program::serve_so_many(switchboard.shared.clone(), listener, Vec::new(), most);
     tokio::spawn(served);
     let ask = async || {

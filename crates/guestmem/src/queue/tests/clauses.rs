@@ -203,7 +203,7 @@ fn indirect(
     (!chain.iter().any(nested)).then_some(chain)
 }
 
-/// INDIRECT is for who negotiated it, never within a table, never together with NEXT; the device ignores WRITE on the descriptor that
+/// INDIRECT is for drivers with it, never within a table, never together with NEXT; the device ignores WRITE on the descriptor that
 /// refers to a table, and takes a table's first descriptor first (2.7.5.3).
 ///
 /// Every combination of flags of the outer descriptor and of a table's two, each with every `next` up to one behind the end, and lengths of
@@ -322,7 +322,7 @@ fn spec_2_7_7_2_an_event_is_due_when_its_index_was_written() {
             );
         }
     }
-    // The differences are what matters: one look at what the argument above says.
+    // The differences are what matters: a check of what the argument above says.
     for shift in [1, 255, 32_767, 32_768, 65_535_u16] {
         for (wanted, new) in (0..64).flat_map(|wanted| (0..64).map(move |new| (wanted, new))) {
             let unmoved = needs_event(wanted, 0, new);

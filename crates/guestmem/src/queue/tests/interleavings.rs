@@ -1,6 +1,6 @@
 //! Driver and device on two threads, in every order that loom can think of and with every value that a processor may show them.
 //!
-//! Two promises of one queue are looked at, with event indices and with flags (virtio 1.2, sections 2.7.7, 2.7.10 and 2.8.10), of both formats:
+//! Two promises of one queue are checked, with event indices and with flags (virtio 1.2, sections 2.7.7, 2.7.10 and 2.8.10), of both formats:
 //!
 //! - No wake-up is lost. A side with nothing to do sleeps; if it is not woken, loom reports that all threads are blocked.
 //! - Nothing is read before it was published. Each chain's bytes are a cell that loom watches: an access that is not ordered
@@ -50,7 +50,7 @@ impl Event {
 struct Shared {
     kick: Event,
     interrupt: Event,
-    /// The bytes of each chain. Who has the chain may touch them.
+    /// The bytes of each chain. The chain's holder may touch them.
     payload: Vec<UnsafeCell<u64>>,
 }
 

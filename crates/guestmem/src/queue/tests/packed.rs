@@ -41,7 +41,7 @@ fn stretch(index: u16, flags: u16) -> RawDescriptor {
 }
 
 impl Pair {
-    /// Makes this chain available from the place on that the device looks at next, which is `place` descriptors behind the beginning.
+    /// Makes this chain available from the place on that the device reads next, which is `place` descriptors behind the beginning.
     fn offer_at(&self, place: u16, chain: &[RawDescriptor]) {
         let size = self.queue.size();
         for (count, descriptor) in chain.iter().enumerate().rev() {
@@ -197,7 +197,7 @@ fn spec_2_8_7_indirect_tables_are_used_in_order() {
     }
 }
 
-/// A table is for who negotiated it, and the only descriptor of its chain (2.8.19).
+/// A table is for drivers with it, and the only descriptor of its chain (2.8.19).
 #[test]
 fn spec_2_8_19_an_indirect_descriptor_stands_alone() {
     let outer = |flags| RawDescriptor {

@@ -61,7 +61,7 @@ fn run(orders: &Receiver<Order>) {
                 mapped.span.clear();
                 drop(mapped);
             }
-            // Who asked may have gone.
+            // The asker may be gone.
             Order::Answer(answer) => {
                 let _ = answer.send(());
             }

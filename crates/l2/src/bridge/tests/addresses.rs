@@ -60,7 +60,7 @@ fn frames_to_unknown_addresses_go_where_addresses_are_learned() {
         world.receivers(first, &plain(mac(99), mac(50))),
         [second, uplink]
     );
-    // The one who answers is known from then on.
+    // The answerer is known from then on.
     assert_eq!(world.receivers(second, &plain(mac(50), mac(99))), [first]);
     assert_eq!(world.receivers(first, &plain(mac(99), mac(50))), [second]);
     assert_eq!(world.receivers(A, &plain(mac(99), mac(1))), [second]);

@@ -218,7 +218,7 @@ fn a_guest_that_has_asked_keeps_its_address() {
     world.now += 4 * SECOND;
     assert_eq!(world.refusal(A, &ask(1, address)), None);
     assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, address)), TAKEN);
-    // An answer in time, and the address is the one's who gave it.
+    // An answer in time, and the address is the answerer's.
     assert_eq!(world.refusal(A, &ask(1, own(51))), None);
     world.now += SECOND;
     assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(51))), None);
@@ -243,7 +243,7 @@ fn an_address_made_of_a_mac_address_is_the_ports_where_that_is() {
     assert_eq!(world.refusal(A, &advertise(1, made_of(mac(1)))), None);
 }
 
-/// Packets come from everywhere by way of a router: only those that cannot have passed one say who is on this link.
+/// Packets come from everywhere by way of a router: only those that cannot have passed one name hosts on this link.
 #[test]
 fn what_comes_from_afar_claims_nothing() {
     let mut world = world();
@@ -438,7 +438,7 @@ fn what_is_in_use_outside_stays_so_while_the_link_is_down() {
     assert_eq!(owner(&world, own(50)), Some(UPLINK));
 }
 
-/// What is looked at must be seen: hosts read neighbour discovery behind any extension, and some of them in fragments.
+/// What is checked must be seen: hosts read neighbour discovery behind any extension, and some of them in fragments.
 #[test]
 fn nothing_is_said_of_addresses_where_filters_do_not_see_it() {
     // A header of destination options that is `units` of 8 bytes long, all padding.

@@ -2,7 +2,7 @@
 //! failure can be run again: `RINGDOWN_SIM_SEED=<seed>`.
 //!
 //! The model shares nothing with the bridge but the words. It keeps its learned addresses in one list and looks through all of it, knows of a frame only
-//! what it was made of, and says for every frame who gets it. A frame's tag is followed through: what the receiver reads from the frame that
+//! what it was made of, and says which ports get each frame. A frame's tag is followed through: what the receiver reads from the frame that
 //! would arrive must be the VLAN it was sent in.
 
 mod checks;

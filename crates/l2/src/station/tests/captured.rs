@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a line of a capture says: who speaks, and the frame.
+/// What a line of a capture says: the sender, and the frame.
 fn read(line: &str) -> (bool, Vec<u8>) {
     let (speaker, text) = line.split_once(' ').unwrap();
     let mut frame = Vec::new();

@@ -182,7 +182,7 @@ impl Guest {
         addresses.expect("an answer")
     }
 
-    /// Who answers a ping.
+    /// A ping's answerer.
     pub fn ping(&mut self, wire: &mut Wire, target: IpAddr, len: usize) -> Option<IpAddr> {
         let buffer = || icmp::PacketBuffer::new(vec![icmp::PacketMetadata::EMPTY], vec![0; 16_384]);
         let mut socket = icmp::Socket::new(buffer(), buffer());

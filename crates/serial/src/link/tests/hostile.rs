@@ -359,7 +359,7 @@ fn frames_of_another_session_are_skipped() {
     hand.say(&Message::Acknowledge, 0, 1000, false, &[]);
     assert!(hand.events().is_empty() && hand.link.has_peer());
     assert_eq!(hand.link.counters().stale_frames, 2);
-    // The peer is asked who it is, once.
+    // The peer is asked its name, once.
     assert_eq!(hand.heard(), [Kind::Hello]);
 }
 

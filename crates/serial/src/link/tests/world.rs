@@ -1,4 +1,4 @@
-//! Two links, a line between them that loses bytes, and a book in which is written down who said what.
+//! Two links, a line between them that loses bytes, and a book in which is noted what each said.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -317,7 +317,7 @@ fn qemu(path: &Path, machine: &[&str]) -> Option<Qemu> {
         }
         Err(error) => panic!("{program}: {error}"),
     };
-    // Its socket listens before it looks at anything else; there is no event to be awaited.
+    // Its socket listens before it reads anything else; there is no event to be awaited.
     let deadline = Instant::now() + Duration::from_secs(60);
     while std::os::unix::net::UnixStream::connect(path).is_err() {
         assert!(qemu.0.try_wait().unwrap().is_none(), "QEMU has ended");

@@ -168,7 +168,7 @@ impl Board {
         waiting.is_taking = true;
     }
 
-    /// Those who are there get streams, and those who come get them at once.
+    /// Those there get streams, and newcomers get them at once.
     pub(super) fn stream_both(&mut self, circuit: CircuitId, effects: &mut Effects) {
         let Some(waiting) = self.take_waiting(circuit) else {
             return;

@@ -1,4 +1,4 @@
-//! Who is at the other side, as a party may name it.
+//! The peer, as a party may name it.
 
 use device::Endpoint;
 use policy::{DEFAULT_DOMAIN, full_name};

@@ -199,7 +199,7 @@ fn who_asks_for_an_address_first_gets_it_and_who_has_it_can_say_so() {
         )
     };
     assert_eq!(world.refusal(A, &ask(1, ipv6(50))), None);
-    // Another one who asks at once would have both give it up.
+    // Another that asks at once would have both give it up.
     world.now += 2 * SECOND;
     assert_eq!(
         world.refusal(B, &ask(2, ipv6(50))),

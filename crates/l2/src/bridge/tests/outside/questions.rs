@@ -73,7 +73,7 @@ fn a_question_that_did_not_leave_proves_nothing() {
     assert_eq!(world.refusal(UPLINK, &advertise(ROUTER, own(51))), TAKEN);
 }
 
-/// Others would take the address for that of the guest that asks: the network itself would tell its name to those who ask whose the address is.
+/// Others would take the address for that of the guest that asks: the network itself would give its name to askers for the address's owner.
 #[test]
 fn a_question_for_anothers_address_gets_to_that_one_alone() {
     let mut world = world();
@@ -94,7 +94,7 @@ fn a_question_for_anothers_address_gets_to_that_one_alone() {
     assert_eq!(world.receivers(B, &question), [A, UPLINK, station]);
 }
 
-/// Who asks for an address while its owner asks, too, would have both give it up (RFC 4862, section 5.4.3; RFC 5227, section 2.1.1).
+/// Asking for an address while its owner asks, too, would have both give it up (RFC 4862, section 5.4.3; RFC 5227, section 2.1.1).
 #[test]
 fn no_question_costs_a_guest_its_address_when_it_asks_again() {
     let mut world = World::new();
