@@ -37,6 +37,15 @@ impl Aside {
     }
 }
 
+/// Removes a socket's file. The log says if that fails, as it is not tried again.
+pub fn remove_file(file: SocketFile) {
+    let path = file.path().to_owned();
+    if let Err(error) = file.remove() {
+        let path = path.display();
+        tracing::warn!(%path, %error, "could not remove a socket's file, and does not try again");
+    }
+}
+
 /// Jobs at such paths that are not finished.
 #[derive(Debug)]
 pub(crate) struct UnderWay {
@@ -68,7 +77,7 @@ impl UnderWay {
     pub(crate) fn remove(&self, files: impl IntoIterator<Item = SocketFile>) {
         let files: Vec<SocketFile> = files.into_iter().collect();
         if files.iter().all(SocketFile::is_private) {
-            return drop(files);
+            return files.into_iter().for_each(remove_file);
         }
         let ticket = self.begin();
         // Without a thread they are removed here.
@@ -76,7 +85,7 @@ impl UnderWay {
             .name("files".to_owned())
             .stack_size(256 * 1024)
             .spawn(move || {
-                drop(files);
+                files.into_iter().for_each(remove_file);
                 drop(ticket);
             });
     }

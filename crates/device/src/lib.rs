@@ -53,7 +53,7 @@ mod turns;
 mod vsock;
 pub mod window;
 
-pub use aside::Ticket;
+pub use aside::{Ticket, remove_file};
 pub use bound::Bound;
 pub use caller::CallAnswer;
 pub use capture::{CaptureOptions, CaptureSink, MAX_CAPTURES, NotTaken};

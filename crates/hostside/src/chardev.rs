@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use config::Chardev;
-use device::{SocketFile, connect_to};
+use device::{SocketFile, connect_to, remove_file};
 use rustix::net::SocketType;
 
 use runtime::directory::{RuntimeError, listen_privately};
@@ -50,8 +50,9 @@ impl PrivateListener {
 
     /// Removes the socket's file. No new program can connect then.
     pub(crate) fn remove(&self) {
-        let mut file = sys::lock(&self.file);
-        drop(file.take());
+        if let Some(file) = sys::lock(&self.file).take() {
+            remove_file(file);
+        }
     }
 
     /// The same listener for the runtime that this is called in.

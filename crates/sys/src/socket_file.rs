@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
@@ -131,6 +132,20 @@ impl SocketFile {
         self.entry.beside(name)
     }
 
+    /// Where it was made.
+    pub fn path(&self) -> &Path {
+        self.entry.path()
+    }
+
+    /// Removes it, as to drop it does, and says if that fails.
+    ///
+    /// # Errors
+    /// As [`remove`].
+    pub fn remove(mut self) -> io::Result<()> {
+        self.stay();
+        remove(&self.entry, self.id).map(drop)
+    }
+
     /// Leaves the file where it is, also when this is dropped.
     pub fn stay(&mut self) {
         self.stays = true;
@@ -199,7 +214,6 @@ fn not_what_was_made() -> io::Error {
 mod tests {
     use std::os::unix::fs::symlink;
     use std::os::unix::net::{UnixDatagram, UnixListener};
-    use std::path::Path;
 
     use rustix::fs::{CWD, Mode, mknodat};
 

@@ -321,25 +321,58 @@ fn sockets_are_made_beyond_a_mount() {
     UnixStream::connect(beyond.path().join("s")).unwrap();
 }
 
+impl Host {
+    /// The process `ringdown-paths` of this daemon.
+    fn helper(&self) -> Option<PathBuf> {
+        let runtime_dir = self.directory.path().to_str().unwrap();
+        let is_helper = |process: &PathBuf| {
+            let read = |name| fs::read_to_string(process.join(name)).unwrap_or_default();
+            // One without the sandbox was there before.
+            let is_confined = read("status").contains("\nSeccomp:\t2");
+            let is_named = read("comm") == "ringdown-paths\n";
+            is_named && is_confined && read("cmdline").contains(runtime_dir)
+        };
+        let processes = fs::read_dir("/proc").unwrap();
+        let mut processes = processes.map(|process| process.unwrap().path());
+        processes.find(is_helper)
+    }
+
+    fn signal_helper(&self, signal: Signal) {
+        let id = self.helper().unwrap();
+        let id = id.file_name().unwrap().to_str().unwrap();
+        kill_process(Pid::from_raw(id.parse().unwrap()).unwrap(), signal).unwrap();
+    }
+}
+
+#[test]
+fn a_socket_whose_file_cannot_be_removed_is_in_the_log() {
+    let mut host = Host::new(GOOD);
+    fs::set_permissions(host.of_poor(""), PermissionsExt::from_mode(0o755)).unwrap();
+    host.serve();
+    let path = host.of_poor("s");
+    let added = host.run(&["vm", "add", "new", "--vhost-user", path.to_str().unwrap()]);
+    assert_eq!(added.code, Some(0), "{}", added.err);
+    assert!(path.exists());
+    host.signal_helper(Signal::STOP);
+    let removed = host.run(&["vm", "rm", "new"]);
+    assert_eq!(removed.code, Some(0), "{}", removed.err);
+    let words = "could not remove a socket's file, and does not try again";
+    eventually("the log does not say so", || {
+        let log = host.log();
+        log.lines()
+            .any(|line| line.contains(words) && line.contains(path.to_str().unwrap()))
+    });
+    assert!(path.exists());
+    host.signal_helper(Signal::CONT);
+    host.assert_good_is_served();
+}
+
 #[test]
 fn without_the_process_that_looks_into_directories_each_error_says_so() {
     let mut host = Host::new(GOOD);
     host.serve();
-    let runtime_dir = host.directory.path().to_str().unwrap();
-    let is_helper = |process: &Path| {
-        let read = |name| fs::read_to_string(process.join(name)).unwrap_or_default();
-        // One without the sandbox was there before.
-        let is_confined = read("status").contains("\nSeccomp:\t2");
-        let is_named = read("comm") == "ringdown-paths\n";
-        is_named && is_confined && read("cmdline").contains(runtime_dir)
-    };
-    let processes = fs::read_dir("/proc").unwrap();
-    let mut processes = processes.map(|process| process.unwrap().path());
-    let helper = processes.find(|process| is_helper(process)).unwrap();
-    let id = helper.file_name().unwrap().to_str().unwrap();
-    let id = Pid::from_raw(id.parse().unwrap()).unwrap();
-    kill_process(id, Signal::KILL).unwrap();
-    eventually("it does not end", || !is_helper(&helper));
+    host.signal_helper(Signal::KILL);
+    eventually("it does not end", || host.helper().is_none());
     let path = host.of_poor("s");
     let added = host.run(&["vm", "add", "new", "--hybrid", path.to_str().unwrap()]);
     assert_eq!(added.code, Some(1), "{}", added.err);

@@ -22,7 +22,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use config::{GuestPort, Publish, PublishListen};
-use device::{CallAnswer, Cut, PublishedCall, PublishedTo, SocketFile};
+use device::{CallAnswer, Cut, PublishedCall, PublishedTo, SocketFile, remove_file};
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use tokio::io::AsyncWriteExt;
@@ -108,6 +108,9 @@ impl Drop for Open {
         let standing = self.publish.borrow();
         standing.is_published.store(false, Ordering::Release);
         self.task.abort();
+        if let Some(file) = self.file.take() {
+            remove_file(file);
+        }
     }
 }
 
