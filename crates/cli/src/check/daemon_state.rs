@@ -125,7 +125,7 @@ pub(super) fn keeper(health: &Health, hindrance: Option<String>) -> Vec<Finding>
         false if health.keeper_ended => Finding::error(
             ABOUT_KEEPER,
             "it has ended since the daemon was started, and the daemon uses no other: a restart of the daemon cuts VMs off, and QEMU has to be started anew; VMs that are added are served, and not kept either",
-            "when VMs may be started anew: see that a keeper runs (`systemctl restart ringdown-keeper`), and restart the daemon",
+            "when VMs may be started anew: see that a keeper runs (`systemctl restart ringdown-keeper`, or `ringdown hold --socket PATH`), and restart the daemon",
         ),
         false => Finding::fine(
             ABOUT_KEEPER,

@@ -16,6 +16,9 @@ use crate::lines::note;
 /// How long commands wait for a guest before they say so, and then between checks of what changed.
 const QUIET_WAIT: Duration = Duration::from_secs(2);
 
+/// How often a VM in which something runs is asked about.
+const PAUSE_WAIT: Duration = Duration::from_secs(5);
+
 /// What an agent has for its answer at least, however long its guest was waited for.
 const LEAST_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -49,24 +52,38 @@ pub fn say_if_slow<T>(
     what: impl Fn() -> Option<String> + Send,
     work: impl FnOnce() -> T,
 ) -> T {
+    if limit <= QUIET_WAIT {
+        return work();
+    }
+    let in_words = |words: &str, elapsed| {
+        let left = limit.saturating_sub(elapsed).as_secs();
+        format!("waiting up to {left} s more for {words}")
+    };
+    say_meanwhile(QUIET_WAIT, what, in_words, work)
+}
+
+/// Does this, and meanwhile asks `what` time and again: what is new of that is said on standard error.
+fn say_meanwhile<T>(
+    interval: Duration,
+    what: impl Fn() -> Option<String> + Send,
+    in_words: impl Fn(&str, Duration) -> String + Send,
+    work: impl FnOnce() -> T,
+) -> T {
     let (done, is_done) = channel::<()>();
     std::thread::scope(|scope| {
-        if limit > QUIET_WAIT {
-            let teller = std::thread::Builder::new().name("teller".into());
-            let _ = teller.spawn_scoped(scope, move || {
-                let (mut left, mut said) = (limit, None);
-                // It ends when the other end is dropped.
-                while is_done.recv_timeout(QUIET_WAIT) == Err(RecvTimeoutError::Timeout) {
-                    left = left.saturating_sub(QUIET_WAIT);
-                    let now = what();
-                    if let Some(words) = now.as_ref().filter(|_| now != said) {
-                        let left = left.as_secs();
-                        note(&format!("waiting up to {left} s more for {words}"));
-                        said = now;
-                    }
+        let teller = std::thread::Builder::new().name("teller".into());
+        let _ = teller.spawn_scoped(scope, move || {
+            let (mut elapsed, mut said) = (Duration::ZERO, None);
+            // It ends when the other end is dropped.
+            while is_done.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                elapsed += interval;
+                let now = what();
+                if let Some(words) = now.as_ref().filter(|_| now != said) {
+                    note(&in_words(words, elapsed));
                 }
-            });
-        }
+                said = now;
+            }
+        });
         let result = work();
         drop(done);
         result
@@ -107,7 +124,18 @@ impl Client {
         Ok(Ready::new(vm, timeout.saturating_sub(begun.elapsed())))
     }
 
-    /// The same without a word.
+    /// Does this in a guest, and says meanwhile that its VM is paused, which leaves it silent.
+    pub fn say_if_paused<T>(&self, vm: &VmStatus, work: impl FnOnce() -> T) -> T {
+        let name = vm.full_name();
+        let what = || {
+            let vm = self.show(&name).ok().filter(|vm| vm.paused)?;
+            Some(vm.state_in_words())
+        };
+        let in_words = |state: &str, _| format!("VM {name:?}: {state}");
+        say_meanwhile(PAUSE_WAIT, what, in_words, work)
+    }
+
+    /// [`wait_ready`](Self::wait_ready) without a word.
     ///
     /// # Errors
     /// A name that no VM can have, or [`ClientError`]; its problem says how far the VM had come.

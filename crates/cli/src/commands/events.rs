@@ -112,6 +112,9 @@ pub fn why(client: &Client, options: &WhyArguments) -> Result<u8, Failure> {
     })
 }
 
+/// `VMADDR_CID_HOST`.
+const HOST_CID: u32 = 2;
+
 /// What may have been meant by a number in the place of the VM that is called.
 fn number_in_place_of_vm(client: &Client, options: &WhyArguments) -> Option<String> {
     let (from, number) = (&options.from, options.to.parse::<u32>().ok()?);
@@ -128,6 +131,9 @@ fn number_in_place_of_vm(client: &Client, options: &WhyArguments) -> Option<Stri
             (Some(vm), _) => {
                 format!("{number} is the CID of {vm}: `ringdown why {from} {vm} {port}`")
             }
+            (None, _) if number == HOST_CID => format!(
+                "{number} is the CID of the host, where services and programs are called: `ringdown why {from} host {port}`"
+            ),
             (None, None) if from != "host" => {
                 format!(
                     "did you mean a call to port {number} of {from}: `ringdown why host {from} {number}`?"

@@ -30,7 +30,13 @@ pub fn run(client: &Client, options: Exec) -> Result<u8, Failure> {
         terminal: options.tty,
     };
     let hint = line_hint(&exec_options.command);
-    exec::run(ready.agent(), exec_options).map_err(|error| {
+    let run = || exec::run(ready.agent(), exec_options);
+    // Words would stand in the middle of a terminal's screen.
+    let done = match options.tty {
+        true => run(),
+        false => client.say_if_paused(&ready.vm, run),
+    };
+    done.map_err(|error| {
         let words = in_words(&error, hint, || client.has_ended());
         Failure::with_code(error.exit_code(), words)
     })

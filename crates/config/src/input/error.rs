@@ -65,7 +65,9 @@ pub enum InputError {
         /// The most that it can be.
         most: u64,
     },
-    #[error("there is a VM named {name:?} already: give each VM a name of its own")]
+    #[error(
+        "there is a VM named {name:?} already: give each VM a name of its own, or change that one in the configuration file and `ringdown reload`, or remove it first (`ringdown vm rm`)"
+    )]
     DuplicateName { name: String },
     #[error("{what} {name:?} is there already: give each a name of its own, or remove one")]
     Duplicate {
@@ -98,7 +100,7 @@ pub enum InputError {
         owner: String,
     },
     #[error(
-        "CID {cid} belongs to VM {owner:?} already: give each VM a CID of its own, or leave it out and one is assigned"
+        "CID {cid} belongs to VM {owner:?} already, as long as that is not removed: give each VM a CID of its own, or leave it out and one is assigned"
     )]
     DuplicateCid {
         cid: u32,
