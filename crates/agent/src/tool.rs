@@ -99,7 +99,8 @@ impl<'a> Tool<'a> {
     /// As this user and its group, without the agent's other groups.
     pub(crate) fn user(mut self, uid: u32, gid: u32) -> Self {
         let user = User::of(Uid::from_raw(uid));
-        self.command.envs(user.environment()).uid(uid).gid(gid);
+        self.command.envs(user.environment());
+        sys::user::run_as(&mut self.command, uid, gid);
         self
     }
 
@@ -325,9 +326,12 @@ mod tests {
             println!("not tried: this user may spare no process");
             return;
         }
-        let output = run(shell(&format!("cat {own}")));
+        let script = format!("cat {own}; id -u; id -G");
+        let output = run(shell(&script));
+        let of_user = run(shell(&script).user(65534, 65533));
         std::fs::write(own, before).unwrap();
-        assert_eq!(output.stdout, b"0\n");
+        assert!(output.stdout.starts_with(b"0\n"), "{output:?}");
+        assert_eq!(of_user.stdout, b"0\n65534\n65533\n", "{of_user:?}");
     }
 
     #[test]

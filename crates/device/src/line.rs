@@ -256,6 +256,8 @@ pub(crate) struct Had {
     pub(crate) descriptors: usize,
     /// Payload that it was given.
     pub(crate) bytes: usize,
+    /// Calls of its VMM that were looked for.
+    pub(crate) calls: usize,
 }
 
 impl Had {

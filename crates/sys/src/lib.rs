@@ -12,6 +12,7 @@
 //! - [`socket_file`] makes and removes the files of UNIX sockets that listen, and says what stands in their way.
 //! - [`sockets`] sets options of sockets.
 //! - [`supervise`] starts programs of which some system calls are answered here.
+//! - [`user`] starts programs as another user.
 
 pub mod descriptors;
 pub mod ended;
@@ -26,6 +27,7 @@ pub mod socket_file;
 pub mod sockets;
 pub mod supervise;
 pub mod tcp_callers;
+pub mod user;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -68,6 +68,13 @@ pub enum WindowsError {
     },
 }
 
+impl WindowsError {
+    /// Whether the files may be as they were, once they answer.
+    fn may_pass(&self) -> bool {
+        matches!(self, WindowsError::File { error, .. } if error.kind() == io::ErrorKind::TimedOut)
+    }
+}
+
 /// The program that is run when a window is in use or free from now on, and of which VMs it is: one, or two with a comma between them.
 pub type Observer = Box<dyn Fn(WindowState, String) + Send + Sync>;
 
@@ -168,7 +175,10 @@ impl Windows {
             None => self.open_files(&name, spec),
         };
         if let Err(error) = opened {
-            self.close(&name);
+            match error.may_pass() {
+                true => self.hide(&name),
+                false => self.close(&name),
+            }
             return Err(error);
         }
         let monitor = |path: &PathBuf| {
@@ -219,6 +229,7 @@ impl Windows {
                     uuid: new_uuid(),
                     len: spec.len,
                     uid: None,
+                    is_over: false,
                 };
                 let entry = record.entry((name.to_owned(), index));
                 *entry.or_insert_with(new)
@@ -230,7 +241,12 @@ impl Windows {
         };
         for (index, remembered) in (0..).zip(windows) {
             let path = file_in(&directory, index);
-            let made = WindowFile::at(&path, remembered.uuid.0, spec.len);
+            let made = match remembered.is_over {
+                true => Err(io::Error::other(
+                    "it could not be removed yet, with the VM that had it: end the VMM that holds it up",
+                )),
+                false => WindowFile::at(&path, remembered.uuid.0, spec.len),
+            };
             let file = made.map_err(|error| WindowsError::File {
                 path: Some(path),
                 len: spec.len,
@@ -247,16 +263,19 @@ impl Windows {
         Ok(())
     }
 
+    /// There are none of a VM, though their files stay.
+    fn hide(&self, name: &str) {
+        let mut state = sys::lock(&self.state);
+        state.vms.remove(name);
+        let party = Party::Vm(name.to_owned());
+        state
+            .windows
+            .retain(|_, window| !window.standing.has(&party));
+    }
+
     /// Destroys the windows of a VM.
     pub fn close(&self, name: &str) {
-        {
-            let mut state = sys::lock(&self.state);
-            state.vms.remove(name);
-            let party = Party::Vm(name.to_owned());
-            state
-                .windows
-                .retain(|_, window| !window.standing.has(&party));
-        }
+        self.hide(name);
         if let Err(error) = self.forget(|(vm, _), _| vm != name) {
             tracing::error!(vm = name, %error, "cannot forget windows");
         }
@@ -276,20 +295,25 @@ impl Windows {
         &self,
         is_kept: impl Fn(&(String, u32), &Remembered) -> bool,
     ) -> Result<(), StateError> {
+        let is_kept = |key: &_, window: &Remembered| !window.is_over && is_kept(key, window);
         let mut gone = sys::lock(&self.state).record.clone();
         gone.retain(|key, window| !is_kept(key, window));
         // Without the lock: each may take seconds.
-        for (vm, index) in gone.keys() {
+        gone.retain(|(vm, index), _| {
             let directory = directory_of(&self.directory, vm);
-            // To remove a directory that is held up holds up the one that it is in.
-            if remove(&file_in(&directory, *index)) {
-                // As long as it has others in it, it stays.
+            let is_removed = remove(&file_in(&directory, *index));
+            if is_removed {
+                // As long as it has others in it, it stays. To remove one that is held up would hold up the one that it is in.
                 let _ = std::fs::remove_dir(directory);
             }
-        }
+            is_removed
+        });
         let mut state = sys::lock(&self.state);
         let mut record = state.record.clone();
-        record.retain(|key, window| is_kept(key, window));
+        record.retain(|key, window| {
+            window.is_over = !is_kept(key, window);
+            !gone.contains_key(key)
+        });
         self.remember(&mut state, record)
     }
 

@@ -216,26 +216,43 @@ fn an_audit_that_is_held_up_costs_its_own_lines_alone() {
 
 #[test]
 fn a_window_that_is_held_up_costs_its_own_vm_alone() {
-    let with_windows = |vm: &str| format!("[[vm]]\nname = {vm:?}\nwindows = \"1x8M\"\n");
+    let with_windows = |vm: &str| format!("[[vm]]\nname = {vm:?}\nwindows = \"2x8M\"\n");
     let mut host = Host::new(&format!("{GOOD}{}", with_windows("poor")));
     host.serve();
-    let Some(held) = HeldFile::at(&host.directory.path().join("windows/poor.d/0")).unwrap() else {
+    let window = |path: &str| host.directory.path().join("windows").join(path);
+    let (first, second) = (window("poor.d/0"), window("poor.d/1"));
+    let new = window("new.d/0");
+    let id = |path: &Path| fs::metadata(path).unwrap().ino();
+    let before = id(&second);
+    let Some(held) = HeldFile::at(&first).unwrap() else {
         return;
     };
-    // A daemon that starts finds it held.
+    // A daemon that starts finds it held, and leaves it as it is.
     host.end(Signal::TERM);
     host.serve();
     host.assert_good_is_served();
     let why = host.unavailable("poor").unwrap();
     assert!(why.contains("has not answered in time"), "{why}");
+    assert_eq!(id(&second), before);
     // Its removal waits for nothing but itself.
     assert_eq!(host.run(&["vm", "rm", "poor"]).code, Some(0));
-    let added = host.run(&["vm", "add", "new", "--windows", "1x8M"]);
+    let add = |vm: &str| host.run(&["vm", "add", vm, "--windows", "2x8M"]);
+    let added = add("new");
     assert_eq!(added.code, Some(0), "{}", added.err);
-    assert!(host.directory.path().join("windows/new.d/0").exists());
+    assert!(new.exists());
+    // What the VMM may have mapped still is no other VM's.
+    let refused = add("poor");
+    assert_eq!(refused.code, Some(1));
+    assert!(
+        refused.err.contains("could not be removed yet"),
+        "{}",
+        refused.err
+    );
+    drop(held);
+    eventually("the VM is not added", || add("poor").code == Some(0));
+    assert_ne!(id(&second), before);
     host.end(Signal::TERM);
     host.write(&with_windows("new"));
     host.serve();
     assert_eq!(host.unavailable("new"), None);
-    drop(held);
 }

@@ -24,8 +24,8 @@ use crate::snapshot::Credentials;
 /// The largest message that a host program may send over a SEQPACKET socket, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Callers accepted in one turn, on one listener.
-pub(super) const ACCEPT_BATCH: usize = 64;
+/// Callers accepted in one turn on one listener, or on all listeners for a hybrid VM's calls: each of them costs more than a packet, and other lines wait meanwhile.
+pub(super) const ACCEPT_BATCH: usize = 16;
 /// How long a listener rests when the system would not accept a call.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How long a caller may take for its request.

@@ -263,9 +263,15 @@ impl Fabric {
     // ---- VMMs that call ----
 
     pub(super) fn accept_hybrid(&mut self, id: LineId, port: u32) {
-        for _ in 0..ACCEPT_BATCH {
+        let turn = self.turn;
+        loop {
             // Looked for each time: what follows from a call may change the line.
             let Some(line) = self.line(id) else { return };
+            let had = line.had.of(turn);
+            if had.calls == ACCEPT_BATCH {
+                return;
+            }
+            had.calls += 1;
             let party = Some(Party::Vmm(line.generation));
             if self.closer.is_full(party) {
                 return self.rest_listener(Token::HybridListener { line: id, port }, party);

@@ -5,7 +5,7 @@ use std::fs::Permissions;
 use std::io::{ErrorKind, Read};
 use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use policy::ServiceId;
@@ -224,4 +224,35 @@ fn a_receiver_that_takes_nothing_holds_up_nobody() {
     let near = vmm.dial(2).unwrap();
     let (_, far) = fast.accept();
     converse(near, far, 4 << 20);
+}
+
+#[test]
+fn many_calls_of_one_vm_leave_the_others_their_turns() {
+    const PORTS: u32 = 4;
+    const CALLS: usize = 80;
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    let services = (1..=PORTS).map(|id| (ServiceId(id), address));
+    let house = House::new(services.collect());
+    let names = ["a", "b", "c", "d"];
+    let offered: Vec<_> = (1..=PORTS)
+        .map(|id| (id, names[id as usize - 1], 4000 + id))
+        .collect();
+    house.offer(&offered);
+    house.set_rules(vec![calls_services("web")], false);
+    house.add("web", 3);
+    let paths: Vec<_> = offered
+        .iter()
+        .map(|(.., port)| house.port_path("web", *port))
+        .collect();
+    let (_calls, begun) = house.ask(move |fabric| {
+        let paths = paths.iter().cycle().take(CALLS);
+        let calls: Vec<_> = paths
+            .map(|path| UnixStream::connect(path).unwrap())
+            .collect();
+        fabric.turn(Some(Duration::ZERO)).unwrap();
+        (calls, fabric.lines()[0].report.circuits)
+    });
+    assert!((1..=16).contains(&begun), "{begun} calls in one turn");
+    house.wait_for_circuits(CALLS as u32);
 }

@@ -105,8 +105,8 @@ struct Open {
 impl Drop for Open {
     /// The task owns the listener, which closes with it.
     fn drop(&mut self) {
-        let standing = self.publish.borrow();
-        standing.is_published.store(false, Ordering::Release);
+        let published = &self.publish.borrow().is_published;
+        published.store(false, Ordering::Release);
         self.task.abort();
         if let Some(file) = self.file.take() {
             remove_file(file);

@@ -6,7 +6,7 @@ use std::path::Path;
 use config::{StateError, StateFile, check_version};
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_WINDOWS_OF_ALL, remove};
+use super::MAX_WINDOWS_OF_ALL;
 use crate::switchboard::pool::WindowId;
 
 /// The document, beside the windows.
@@ -16,7 +16,7 @@ const FILE: StateFile = StateFile {
     without_it: "running guests go without zero-copy circuits until their VMMs are started anew",
 };
 
-/// What the first version remembers is forgotten: its files stood beside the document, where each could hold up all. A guest that has one goes on without zero-copy circuits.
+/// What the first version remembers is forgotten: its files stand beside the document, where each that is held up holds up all, and are left there. A guest that has one goes on without zero-copy circuits.
 const VERSION: u32 = 2;
 
 /// A window that has a path.
@@ -26,6 +26,8 @@ pub(super) struct Remembered {
     pub(super) len: u64,
     /// The user of the host whose programs may have had it mapped.
     pub(super) uid: Option<u32>,
+    /// It is to be no more, and its file could not be removed yet: a VMM may have it mapped still.
+    pub(super) is_over: bool,
 }
 
 /// By the VM's full name, and the window's number.
@@ -47,6 +49,8 @@ struct Entry {
     bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     uid: Option<u32>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    over: bool,
 }
 
 /// Reads what was remembered.
@@ -54,7 +58,8 @@ pub(super) fn load(directory: &Path) -> Result<Record, StateError> {
     let record = FILE.load(directory, |document: Document| {
         if document.version == 1 {
             for Entry { vm, index, .. } in document.windows {
-                remove(&directory.join(format!("{}.{index}", vm.replace('/', "@"))));
+                let file = directory.join(format!("{}.{index}", vm.replace('/', "@")));
+                tracing::warn!(file = %file.display(), "a window of an earlier version is used no more: start its VMM with what `ringdown args` prints now, and remove the file");
             }
             return Ok(Record::new());
         }
@@ -71,6 +76,7 @@ pub(super) fn load(directory: &Path) -> Result<Record, StateError> {
                 uuid,
                 len: entry.bytes,
                 uid: entry.uid,
+                is_over: entry.over,
             };
             let key = (entry.vm, entry.index);
             if record.insert(key, remembered).is_some() {
@@ -90,6 +96,7 @@ pub(super) fn save(directory: &Path, record: &Record) -> Result<(), StateError> 
         uuid: window.uuid.to_string(),
         bytes: window.len,
         uid: window.uid,
+        over: window.is_over,
     };
     let document = Document {
         version: VERSION,
@@ -107,6 +114,7 @@ mod tests {
             uuid: WindowId([byte; 16]),
             len: 8 << 20,
             uid,
+            is_over: uid == Some(0),
         };
         Record::from([
             (("web".to_owned(), 0), window(1, None)),
@@ -124,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_first_version_made_is_removed() {
+    fn what_the_first_version_made_is_forgotten() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let entry = |vm: &str, uuid: &str| {
@@ -136,11 +144,7 @@ mod tests {
         ];
         let text = format!(r#"{{"version":1,"windows":[{}]}}"#, entries.join(","));
         std::fs::write(at("windows.json"), text).unwrap();
-        for name in ["web.0", "red@web.0", "other.0"] {
-            std::fs::write(at(name), "").unwrap();
-        }
         assert_eq!(load(directory.path()).unwrap(), Record::new());
-        assert!(!at("web.0").exists() && !at("red@web.0").exists() && at("other.0").exists());
     }
 
     #[test]
