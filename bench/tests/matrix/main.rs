@@ -291,6 +291,10 @@ fn is_refusal(cell: &Cell, reason: &str) -> bool {
         (Caller::Guest(..), Callee::Egress(_)) => reason == "SOCKS 2",
         // The other guest's refusal comes when the channel is open, and breaks it.
         (Caller::Guest(Line::Serial, _), Callee::Guest(Line::Serial, ..)) => true,
+        // So does that of a port of the host which is no service of the domain: a program's socket is looked for first, in a directory that others may read.
+        (Caller::Guest(Line::Serial, Domain::Red), Callee::Service(_)) if cell.way == Way::Cid => {
+            true
+        }
         (Caller::Guest(Line::Serial, _), _) => !reason.contains("os error"),
         (Caller::Guest(..), _) => reason == "reset" || reason.starts_with("ERR "),
         (Caller::PublishedTcp | Caller::PublishedUnix, _) => {
