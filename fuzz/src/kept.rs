@@ -207,6 +207,8 @@ impl Scene {
             // A thread that was left another descriptor may wait for ever.
             house.fabric.close_line(name);
         }
+        // Their sockets are removed beside this thread. It ends when all are.
+        let _ = house.fabric.all_done().recv();
         drop(self.guests);
         house.settle();
         for (name, cid) in vms {

@@ -184,7 +184,7 @@ fn windows_come_and_go_with_their_vm() {
     let at = |name: &str| daemon.runtime_dir().join("windows").join(name);
     let web = status_of(&daemon, "/v1/vms/web").windows.unwrap();
     assert_eq!((web.count, web.bytes, web.qmp), (2, 8 << 20, None));
-    assert_eq!(web.files, [at("web.0"), at("web.1")]);
+    assert_eq!(web.files, [at("web.d/0"), at("web.d/1")]);
     assert!(web.files.iter().all(|file| file.exists()));
 
     let new = r#"{"name":"db","windows":"1x8M","qmp":"/run/db.qmp"}"#;
@@ -194,7 +194,7 @@ fn windows_come_and_go_with_their_vm() {
     assert_eq!(json_of(&body)["windows"], expected);
     let new = r#"{"name":"files","windows":"1x8M"}"#;
     assert_eq!(daemon.request("POST", "/v1/vms", new).0, 201);
-    assert!(at("files.0").exists() && !at("db.0").exists());
+    assert!(at("files.d/0").exists() && !at("db.d/0").exists());
     for (new, expected) in [
         (r#"{"name":"x","windows":"9x8M"}"#, "1 to 8 windows"),
         (r#"{"name":"x","qmp":"/q"}"#, "write windows"),
@@ -215,10 +215,13 @@ fn windows_come_and_go_with_their_vm() {
         );
     }
     // A VM that cannot be added leaves no window behind.
-    std::fs::create_dir(at("late.0")).unwrap();
+    std::fs::create_dir_all(at("late.d/0")).unwrap();
     let new = r#"{"name":"late","windows":"1x8M"}"#;
     let (status, body) = daemon.request("POST", "/v1/vms", new);
-    assert!(status == 500 && body.contains("late.0"), "{status} {body}");
+    assert!(
+        status == 500 && body.contains("late.d/0"),
+        "{status} {body}"
+    );
     assert_eq!(daemon.request("GET", "/v1/vms/late", "").0, 404);
     for name in ["web", "files"] {
         assert_eq!(
@@ -226,7 +229,7 @@ fn windows_come_and_go_with_their_vm() {
             204
         );
     }
-    assert!(!at("web.0").exists() && !at("web.1").exists() && !at("files.0").exists());
+    assert!(!at("web.d/0").exists() && !at("web.d/1").exists() && !at("files.d/0").exists());
 }
 
 #[test]

@@ -570,7 +570,7 @@ fn a_network_that_cannot_be_had_leaves_everything_as_it_was() {
 fn windows_come_and_go_with_a_reload_and_do_not_change() {
     let daemon = FakeDaemon::with_file("[[vm]]\nname = \"web\"\nwindows = \"1x8M\"\n");
     let at = |name: &str| daemon.runtime_dir().join("windows").join(name);
-    assert!(at("web.0").exists());
+    assert!(at("web.d/0").exists());
     for changed in ["windows = \"2x8M\"", "windows = \"1x8M\"\nqmp = \"/q\"", ""] {
         write(&daemon, &format!("[[vm]]\nname = \"web\"\n{changed}"));
         let (status, problem) = reload(&daemon);
@@ -588,10 +588,10 @@ fn windows_come_and_go_with_a_reload_and_do_not_change() {
         &format!("[[vm]]\nname = \"web\"\nwindows = \"1x8M\"\n{both}"),
     );
     assert_eq!(reload(&daemon).0, 409);
-    assert!(at("web.0").exists() && !at("new.0").exists());
+    assert!(at("web.d/0").exists() && !at("new.d/0").exists());
     write(&daemon, "[[vm]]\nname = \"db\"\nwindows = \"1x8M\"");
     assert_eq!(reload(&daemon).0, 200);
-    assert!(!at("web.0").exists() && at("db.0").exists());
+    assert!(!at("web.d/0").exists() && at("db.d/0").exists());
 }
 
 #[test]
