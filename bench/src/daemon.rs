@@ -30,7 +30,9 @@ impl Daemon {
     /// # Errors
     /// When it cannot be started or ends at once.
     pub fn start(program: &Path, vms: &[(&str, u32)], arguments: &[&str]) -> io::Result<Daemon> {
-        let directory = tempfile::tempdir()?;
+        // As the runtime directory is by itself.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let directory = tempfile::Builder::new().permissions(mode).tempdir()?;
         let log = fs::File::create(directory.path().join("daemon.log"))?;
         let mut command = Command::new(program);
         command
