@@ -73,11 +73,13 @@ impl UnderWay {
         std::mem::replace(self, UnderWay::new()).all_done
     }
 
-    /// Removes socket files: on a thread of their own, unless all are in directories that no other can hold up.
+    /// Removes socket files: those in directories that others can hold up on one thread for all.
     pub(crate) fn remove(&self, files: impl IntoIterator<Item = SocketFile>) {
-        let files: Vec<SocketFile> = files.into_iter().collect();
-        if files.iter().all(SocketFile::is_private) {
-            return files.into_iter().for_each(remove_file);
+        let files = files.into_iter();
+        let (private, shared): (Vec<_>, Vec<_>) = files.partition(SocketFile::is_private);
+        private.into_iter().for_each(remove_file);
+        if shared.is_empty() {
+            return;
         }
         let ticket = self.begin();
         // Without a thread they are removed here.
@@ -85,7 +87,7 @@ impl UnderWay {
             .name("files".to_owned())
             .stack_size(256 * 1024)
             .spawn(move || {
-                files.into_iter().for_each(remove_file);
+                shared.into_iter().for_each(remove_file);
                 drop(ticket);
             });
     }

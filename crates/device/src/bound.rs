@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use keeper::Keeper;
 use rustix::net::SocketType;
+use sys::socket_file::SocketFile;
 
 use crate::frontend::VmmListener;
 use crate::socket::{Listener, listen_for, paths_for_programs, port_path};
 
-/// Bound sockets by their paths. Those that are not taken are closed when this is dropped.
+/// Bound sockets by their paths. Those that are not taken are closed, and their files removed, when this is dropped.
 #[derive(Debug, Default)]
 pub struct Bound {
     group: Option<u32>,
@@ -81,6 +82,16 @@ impl Bound {
         }
         self.for_calls.extend(made);
         Ok(())
+    }
+
+    /// Closes the sockets that were not taken. Their files are to be removed.
+    pub(crate) fn into_files(self) -> Vec<SocketFile> {
+        let listeners = self.for_programs.into_values();
+        let listeners = listeners.chain(self.for_calls.into_values());
+        let vmms = self.for_vmms.into_values();
+        let vmms = vmms.filter_map(|mut listener| listener.let_go());
+        vmms.chain(listeners.map(|listener| listener.file))
+            .collect()
     }
 
     /// Takes the socket for a guest's calls at this path, if it was bound.

@@ -333,9 +333,7 @@ impl Fabric {
             .iter()
             .filter_map(|(_, line)| Some(line.as_ref()?.name.clone()))
             .collect();
-        for name in names {
-            self.close_line(&name);
-        }
+        self.strike_lines(&names);
         self.cut_all();
         self.captures.end();
         // Else they would be there when the process has ended.

@@ -93,20 +93,26 @@ impl VmmListener {
     }
 }
 
-/// It was not needed.
-impl Drop for VmmListener {
-    fn drop(&mut self) {
-        let Some(mut listener) = self.listener.take() else {
-            return;
-        };
+impl VmmListener {
+    /// Closes it, as it was not needed. Returns the file to be removed.
+    pub(crate) fn let_go(&mut self) -> Option<SocketFile> {
+        let mut listener = self.listener.take()?;
         match &self.keep {
             Some(keep) if self.is_left && keep.is_for_another() => {
                 listener.file.stay();
                 keep.put_back(listener, &self.vm, self.network.as_deref());
+                return None;
             }
             Some(keep) => keep.close(),
             None => {}
         }
+        Some(listener.file)
+    }
+}
+
+impl Drop for VmmListener {
+    fn drop(&mut self) {
+        drop(self.let_go());
     }
 }
 

@@ -241,7 +241,8 @@ impl NetFabric {
 
     /// Ports that are added from now on have these sockets, as far as they are among them; what is left of those that were set before is gone.
     pub fn set_bound(&mut self, bound: Bound) {
-        self.bound = bound;
+        let rest = std::mem::replace(&mut self.bound, bound);
+        self.under_way.remove(rest.into_files());
     }
 
     /// Disconnects when the files of all sockets that have been closed are gone.

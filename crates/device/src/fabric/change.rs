@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use policy::{LineId, Policy, ServiceEntry};
+use sys::socket_file::SocketFile;
 
 use super::{Fabric, HybridConfig, LineConfig, OpenLineError, SerialConfig};
 use crate::bound::Bound;
@@ -105,7 +106,7 @@ impl Fabric {
         self.bound = change.bound;
         let opened = self.open_lines(change.added, change.leaves_out);
         if opened.is_err() {
-            self.bound = Bound::default();
+            self.close_bound();
         }
         let left_out = opened?;
         // While nothing is judged yet by the new rules, in which these VMs do not exist.
@@ -114,9 +115,15 @@ impl Fabric {
         self.set_services(change.services);
         let ended = self.set_policy(change.policy, change.groups, change.enforce_existing);
         // Only now, as new services have sockets of hybrid VMs.
-        self.bound = Bound::default();
+        self.close_bound();
         (change.commit)();
         Ok(Changed { ended, left_out })
+    }
+
+    /// Closes the sockets that no line has taken.
+    fn close_bound(&mut self) {
+        let rest = std::mem::take(&mut self.bound);
+        self.under_way.remove(rest.into_files());
     }
 
     /// Returns which lines were left out.
@@ -150,22 +157,26 @@ impl Fabric {
         let Some(id) = self.line_named(name) else {
             return false;
         };
-        self.strike_line(id);
+        let files = self.strike_line(id);
+        self.under_way.remove(files);
         true
     }
 
-    fn strike_lines(&mut self, names: &[String]) {
+    pub(super) fn strike_lines(&mut self, names: &[String]) {
+        let mut files = Vec::new();
         for name in names {
             if let Some(id) = self.line_named(name) {
-                self.strike_line(id);
+                files.extend(self.strike_line(id));
             }
         }
+        self.under_way.remove(files);
     }
 
     /// Cuts the circuits of a line short, and forgets it. Its guest is not heard any more: a call that waits in its ring is not judged.
-    fn strike_line(&mut self, id: LineId) {
+    /// Returns the files of its sockets, which are to be removed.
+    fn strike_line(&mut self, id: LineId) -> Vec<SocketFile> {
         let Some(line) = self.line(id) else {
-            return;
+            return Vec::new();
         };
         for ring in line.rings.iter_mut().flatten() {
             ring.enabled = false;
@@ -180,9 +191,9 @@ impl Fabric {
         }
         self.redials.remove_line(id);
         self.captures.forget_line(id);
-        if let Some(line) = self.lines[id.0 as usize].take() {
-            self.under_way.remove(line.into_files());
-        }
+        let line = self.lines[id.0 as usize].take();
+        let files = line.map_or_else(Vec::new, |line| line.into_files());
         self.note_line(id);
+        files
     }
 }

@@ -26,17 +26,21 @@ impl Fabric {
         id: LineId,
         config: &LineConfig,
     ) -> Result<(), OpenLineError> {
-        match self.line_io(id, config) {
-            Ok(line) => {
-                self.install_line(id, line);
-                Ok(())
-            }
-            Err(error) => {
+        let generation = self.next_line_generation;
+        self.next_line_generation += 1;
+        let name = config.address.full_name();
+        let mut line = LineIo::new(generation, name, config.host.clone());
+        line.vhost_user = Some(config.vhost_user.clone());
+        let connected = self.connect_line(id, config, &mut line);
+        match connected {
+            Ok(()) => self.install_line(id, line),
+            Err(_) => {
+                self.under_way.remove(line.into_files());
                 self.switch.remove_line(self.now, id, &mut self.actions);
                 self.carry_out();
-                Err(error)
             }
         }
+        connected
     }
 
     pub(super) fn install_line(&mut self, id: LineId, line: LineIo) {
@@ -47,20 +51,19 @@ impl Fabric {
         self.lines[index] = Some(Box::new(line));
     }
 
-    pub(super) fn line_io(
+    fn connect_line(
         &mut self,
         id: LineId,
         config: &LineConfig,
-    ) -> Result<LineIo, OpenLineError> {
+        line: &mut LineIo,
+    ) -> Result<(), OpenLineError> {
         let refused_at = |path| |error| OpenLineError::Socket { path, error };
         let group = self.host_group;
-        let bound = &mut self.bound;
-        let listeners = paths_for_programs(&config.host, true).map(|(path, socket_type)| {
-            let listener = bound.for_programs(group, &path, socket_type);
-            listener.map_err(refused_at(path))
-        });
-        let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
-        if listeners.len() == 1 {
+        for (path, socket_type) in paths_for_programs(&config.host, true) {
+            let listener = self.bound.for_programs(group, &path, socket_type);
+            line.listeners.push(listener.map_err(refused_at(path))?);
+        }
+        if line.listeners.len() == 1 {
             let path = config.host.display();
             tracing::warn!(%path, "too long a path for a second socket: no SEQPACKET calls to this guest");
         }
@@ -68,7 +71,7 @@ impl Fabric {
             path: config.host.clone(),
             error,
         };
-        for (index, listener) in listeners.iter().enumerate() {
+        for (index, listener) in line.listeners.iter().enumerate() {
             let token = Token::Listener {
                 line: id,
                 index: index as u8,
@@ -77,12 +80,10 @@ impl Fabric {
                 .add(&listener.socket, token, EventFlags::IN)
                 .map_err(refused)?;
         }
-        let generation = self.next_line_generation;
-        self.next_line_generation += 1;
         let identity = Identity {
             device: id.0,
-            generation,
-            vm: config.address.full_name(),
+            generation: line.generation,
+            vm: line.name.clone(),
             network: None,
         };
         let model = model(config.address.cid);
@@ -94,12 +95,7 @@ impl Fabric {
         let frontend = socket
             .and_then(|socket| Frontend::start(socket, identity, model, mailbox, positions))
             .map_err(refused_at(path.clone()))?;
-        let line = LineIo::new(generation, config.address.full_name(), config.host.clone());
-        Ok(LineIo {
-            listeners,
-            vhost_user: Some(config.vhost_user.clone()),
-            frontend: Some(frontend),
-            ..line
-        })
+        line.frontend = Some(frontend);
+        Ok(())
     }
 }

@@ -5,10 +5,13 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Instant;
 
-use device::{Fabric, Orders};
+use device::{Bound, Change, Fabric, NewLine, Orders};
 use held_directory::HeldDirectory;
+use policy::Policy;
 use wire::vsock::{Header, Operation};
 
 use crate::guest::{Guest, RING, RX, TX};
@@ -104,6 +107,53 @@ fn however_many_directories_are_held_the_thread_of_all_waits_for_none() {
     dial(&mut good, own_cid, 2001, 80);
     drop(accept(&listener));
     drop(held);
+    orders.ask(Fabric::stop);
+    thread.join().unwrap();
+}
+
+/// The directory of a new VM is held once its sockets are made, and its CID is another's.
+#[test]
+fn the_thread_of_all_does_not_wait_for_the_sockets_of_a_change_that_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut fabric = fabric();
+    let (own, own_cid) = add(&mut fabric, directory.path(), 0, 0o700);
+    let mut good = attach(&mut fabric, &own, own_cid);
+    let listener = UnixListener::bind(own.join("vm0.sock_80")).unwrap();
+    let shared = directory.path().join("shared");
+    create_dir(&shared).unwrap();
+    let line = NewLine::Rings(config_of(&shared, "late", own_cid));
+    set_permissions(&shared, Permissions::from_mode(0o755)).unwrap();
+    let (mut bound, policy) = (Bound::default(), Arc::new(Policy::default()));
+    line.make_sockets(&mut bound, &[], &policy).unwrap();
+    let (orders, thread) = Orders::start("fabric", fabric).unwrap();
+    let Some(held) = HeldDirectory::at(&shared).unwrap() else {
+        orders.ask(Fabric::stop);
+        return;
+    };
+    let (begin, begun) = channel();
+    orders.order(move |fabric| {
+        begin.send(()).unwrap();
+        let refused = fabric.change(Change {
+            added: vec![line],
+            bound,
+            leaves_out: false,
+            removed: Vec::new(),
+            services: Vec::new(),
+            policy,
+            groups: Vec::new(),
+            aliases: Vec::new(),
+            enforce_existing: false,
+            commit: Box::new(|| ()),
+        });
+        assert!(refused.is_err());
+    });
+    begun.recv().unwrap();
+    dial(&mut good, own_cid, 1000, 80);
+    drop(accept(&listener));
+    drop(held);
+    let done = orders.ask(Fabric::all_done).unwrap();
+    done.recv_timeout(PATIENCE).unwrap_err();
+    assert!(!shared.join("late.vhost").exists() && !shared.join("late.sock").exists());
     orders.ask(Fabric::stop);
     thread.join().unwrap();
 }
