@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::binary::{ASK_TIMEOUT, Binary, output_within};
@@ -173,9 +175,8 @@ impl Running {
         check_arguments(&words, is_sandboxed(&status))?;
         let environment = words_of(&std::fs::read(self.place("environ")).map_err(unseen)?);
         let file = |number: usize| {
-            let (place, writes) = (self.place(&format!("fd/{number}")), number > 0);
-            let options = OpenOptions::new().read(!writes).append(writes).to_owned();
-            options.open(place).ok()
+            let place = self.place(&format!("fd/{number}"));
+            opened_again(&place, number > 0).ok()
         };
         Ok(Start {
             old: Binary::of_process(self.pid.as_raw_nonzero().get()).map_err(unseen)?,
@@ -239,6 +240,19 @@ impl Start {
         };
         command.process_group(0).spawn()
     }
+}
+
+/// Opens a file of the daemon's. It may be a named pipe that no program reads, for which nothing is to wait.
+fn opened_again(place: &Path, writes: bool) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = OpenOptions::new()
+        .read(!writes)
+        .append(writes)
+        .custom_flags(flags.bits() as i32)
+        .open(place)?;
+    let flags = fcntl_getfl(&file)?;
+    fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 /// Words that end with a zero byte each.
@@ -368,6 +382,18 @@ mod tests {
             "Name:\tringdown\nSeccomp:\t2\nSeccomp_filters:\t1\n"
         ));
         assert!(!is_sandboxed("Seccomp:\t0\nSeccomp_filters:\t2\n"));
+    }
+
+    #[test]
+    fn a_named_pipe_is_opened_again_only_where_a_program_reads() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("log");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+        opened_again(&pipe, true).unwrap_err();
+        let _reader = opened_again(&pipe, false).unwrap();
+        let log = opened_again(&pipe, true).unwrap();
+        let flags = fcntl_getfl(&log).unwrap();
+        assert!(flags.contains(OFlags::APPEND) && !flags.contains(OFlags::NONBLOCK));
     }
 
     #[test]
