@@ -25,7 +25,7 @@ use crate::capture::Captures;
 use crate::events::Events;
 use crate::line::Figures;
 pub(crate) use conditions::Whole;
-use guest::{GUEST_TIMEOUT, ask};
+use guest::{GUEST_TIMEOUT, SILENT_TIMEOUT, ask};
 use hostside::gates::Gates;
 use page::Page;
 use windows::switchboard::SwitchboardReport;
@@ -64,7 +64,7 @@ impl Pages {
 /// The most file systems, disks and network links of one guest, of each.
 const MAX_LISTED: usize = 16;
 
-/// What the agents of these VMs say, of those ready and able to report.
+/// What the agents of these VMs say, of those ready and able to report. One that is paused is not asked.
 pub(crate) async fn ask_guests(gates: &Arc<Gates>, vms: &[VmStatus]) -> Vec<Option<Box<Stats>>> {
     let mut guests = JoinSet::new();
     let places = Arc::new(Semaphore::new(MAX_ASKED));
@@ -75,14 +75,18 @@ pub(crate) async fn ask_guests(gates: &Arc<Gates>, vms: &[VmStatus]) -> Vec<Opti
                 .iter()
                 .any(|name| name == wire::agent::job::CAPABILITY_STATS)
         });
-        if vm.state != VmState::Ready || !can_tell {
+        if vm.state != VmState::Ready || vm.paused || !can_tell {
             continue;
         }
+        let patience = match vm.unanswered {
+            Some(_) => SILENT_TIMEOUT,
+            None => GUEST_TIMEOUT,
+        };
         let (host, places, name) = (vm.host.clone(), places.clone(), vm.full_name());
         let gates = gates.clone();
         guests.spawn(async move {
             let _place = places.acquire_owned().await;
-            let answer = tokio::time::timeout(GUEST_TIMEOUT, ask(&gates, &host)).await;
+            let answer = tokio::time::timeout(patience, ask(&gates, &host)).await;
             let stats = match answer {
                 Ok(Ok(stats)) => Some(stats),
                 Ok(Err(error)) => {

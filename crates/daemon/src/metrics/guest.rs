@@ -15,6 +15,9 @@ use wire::agent::{CONNECTION_CHANNEL, Decoder, Frame, Hello, OPERATION_CHANNEL, 
 /// How long a guest may take, from the call to its figures.
 pub(super) const GUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long one may take that did not answer its last caller.
+pub(super) const SILENT_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The longest answer to the call, in bytes.
 const MAX_LINE_LEN: usize = 256;
 

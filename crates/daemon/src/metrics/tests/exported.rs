@@ -1,6 +1,7 @@
 //! What is on the page, read as Prometheus reads it, and what the documentation says of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use api::{WindowInfo, WindowsInfo};
 use prometheus_parse::{Scrape, Value};
@@ -53,6 +54,50 @@ fn vm(name: &str) -> VmStatus {
         usage: [named(("buffered_bytes", 70))].into(),
         counters: counters.into_iter().map(named).collect(),
     }
+}
+
+/// Behind this socket nothing is accepted.
+#[test]
+fn a_paused_vm_is_not_asked_and_one_that_hangs_is_not_waited_for_as_long() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("web.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let agent = serde_json::json!({"software": "", "hostname": "", "boot_id": "", "capabilities": ["stats"]});
+    let silent = VmStatus {
+        host: path,
+        agent: Some(serde_json::from_value(agent).unwrap()),
+        ..vm("web")
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let waited_for = |vm: VmStatus| {
+        runtime.block_on(async {
+            let begun = tokio::time::Instant::now();
+            let stats = ask_guests(&Arc::new(Gates::new(1)), &[vm]).await;
+            assert_eq!(stats, [None]);
+            begun.elapsed()
+        })
+    };
+    let paused = VmStatus {
+        paused: true,
+        ..silent.clone()
+    };
+    assert_eq!(waited_for(paused), Duration::ZERO);
+    listener.accept().unwrap_err();
+    let hangs = VmStatus {
+        unanswered: Some(api::Unanswered {
+            time: String::new(),
+            seconds: 5,
+            waits: false,
+        }),
+        ..silent.clone()
+    };
+    assert!(waited_for(hangs) < waited_for(silent));
+    listener.accept().unwrap();
 }
 
 fn network() -> NetworkDetails {
