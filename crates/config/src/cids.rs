@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use policy::full_name;
 use serde::{Deserialize, Serialize};
 use wire::vsock::{CID_ANY, MIN_GUEST_CID};
 
@@ -87,6 +88,12 @@ impl Cids {
             .iter()
             .find(|entry| entry.domain == domain && entry.name == name)?;
         Some(entry.cid)
+    }
+
+    /// The VMs that were given one.
+    pub(crate) fn full_names(&self) -> impl Iterator<Item = String> {
+        let entries = self.entries.iter();
+        entries.map(|entry| full_name(&entry.domain, &entry.name))
     }
 
     /// The identifiers of a domain that belong to names.

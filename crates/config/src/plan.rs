@@ -214,6 +214,17 @@ impl Plan {
         &self.cids
     }
 
+    /// Where VMs that are away had their sockets, unless they had them elsewhere.
+    pub fn sockets_of_absent(&self) -> impl Iterator<Item = PathBuf> {
+        let absent = self.cids.full_names();
+        let absent = absent.filter(|name| !self.lines.contains_key(name));
+        absent.flat_map(|name| {
+            let host = self.default_path(&name, "sock");
+            let messages = wire::connect::seqpacket_path(&host);
+            [host, messages, self.default_path(&name, "vhost")]
+        })
+    }
+
     /// Writes into a state directory what is remembered, as far as it differs from what is there.
     ///
     /// # Errors
@@ -420,7 +431,7 @@ impl Plan {
 
     /// Where the VMM is met, and the socket for programs of the host.
     fn sockets(&self, request: &VmRequest) -> (VmmSocket, PathBuf) {
-        let default = |suffix: &str| self.default_path(request, suffix);
+        let default = |suffix: &str| self.default_path(&request.full_name(), suffix);
         let host = request.host.clone().unwrap_or_else(|| default("sock"));
         (request.vmm.or_at(default), host)
     }
@@ -431,7 +442,7 @@ impl Plan {
             name: channel.name.clone(),
             chardev: channel.chardev.or_at(|| {
                 let suffix = format!("{}.channel", channel.name);
-                self.default_path(request, &suffix)
+                self.default_path(&request.full_name(), &suffix)
             }),
             target: channel.target.clone(),
         };
@@ -440,8 +451,8 @@ impl Plan {
 
     /// `web.sock`, or `red.web.sock` in the domain `red`. A VM of the default domain may be named `red.web`: then the second of
     /// them is refused, as the path belongs to the first.
-    fn default_path(&self, request: &VmRequest, suffix: &str) -> PathBuf {
-        let name = request.full_name().replace('/', ".");
+    fn default_path(&self, full_name: &str, suffix: &str) -> PathBuf {
+        let name = full_name.replace('/', ".");
         self.runtime_dir.join(format!("{name}.{suffix}"))
     }
 

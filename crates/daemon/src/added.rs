@@ -1,8 +1,9 @@
 //! VMs that were added by hand, kept for the daemon that comes after this one: no file names them.
 
 use api::{NewVm, PartKind};
-use config::{LineSpec, parse_vm_members};
+use config::{LineSpec, Plan, parse_vm_members};
 use keeper::Keeper;
+use runtime::directory::remove_stale_socket;
 
 use crate::in_force::{InForce, Manner, Parts};
 
@@ -57,6 +58,16 @@ pub(crate) fn add_again(parts: &Parts, mut in_force: InForce) -> InForce {
         }
     }
     in_force
+}
+
+/// Removes the sockets of VMs that a daemon which has died had and that are no more, but for those at which a program listens.
+pub(crate) fn remove_left_sockets(plan: &Plan) {
+    for socket in plan.sockets_of_absent() {
+        if matches!(remove_stale_socket(&socket), Ok(true)) {
+            let socket = socket.display();
+            tracing::warn!(%socket, "removed the stale socket of a VM that a daemon which has died had");
+        }
+    }
 }
 
 fn add_one(

@@ -225,6 +225,7 @@ impl Daemon {
             read_config,
         };
         let in_force = added::add_again(&parts, parts.start(&nothing, in_force)?);
+        added::remove_left_sockets(&in_force.book.plan);
         parts.windows.sweep();
         let settings = &parts.settings;
         // Last, so that a client with the control socket has the VMs too.

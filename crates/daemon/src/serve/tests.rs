@@ -101,6 +101,35 @@ fn the_sockets_of_a_dead_daemon_are_taken_over() {
     assert_eq!(sockets(directory.path()), [""; 0]);
 }
 
+/// It was added by hand, and is forgotten but for its CID.
+#[test]
+fn the_sockets_that_a_dead_daemon_had_for_a_vm_that_is_no_more_are_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let known = r#"{"version":1,"cids":[{"domain":"red","name":"late","cid":4},{"domain":"default","name":"own","cid":5}]}"#;
+    std::fs::write(at("cids.json"), known).unwrap();
+    for name in [
+        "red.late.sock",
+        "red.late.sock.seqpacket",
+        "red.late.vhost",
+        "unknown.sock",
+    ] {
+        drop(UnixListener::bind(at(name)).unwrap());
+    }
+    let _program = UnixListener::bind(at("own.sock")).unwrap();
+    let (_worker, daemon) = start(&config(directory.path(), &["name=web"])).unwrap();
+    let left = [
+        "circuit.sock",
+        "control.sock",
+        "own.sock",
+        "unknown.sock",
+        "web.sock",
+        "web.vhost",
+    ];
+    assert_eq!(sockets(directory.path()), left);
+    drop(daemon);
+}
+
 #[test]
 fn a_socket_that_another_program_listens_on_is_left_to_it() {
     let directory = tempfile::tempdir().unwrap();
