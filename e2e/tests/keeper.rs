@@ -86,13 +86,14 @@ impl Host {
 }
 
 fn guests(daemon: &Daemon) -> Vec<Guest> {
-    let spec = |name: &str, kernel| {
-        GuestSpec::new(name, kernel)
-            .layer("lan")
-            .with_tools()
-            .attached(daemon)
-    };
-    let guests = vec![spec("web", Kernel::V6_1), spec("db", Kernel::V6_12)];
+    let spec = |name: &str, kernel| GuestSpec::new(name, kernel).layer("lan").with_tools();
+    let guests = vec![
+        spec("web", Kernel::V6_1).attached(daemon),
+        // Of the two cards one has packed rings.
+        spec("db", Kernel::V6_12)
+            .card_property("lan", "packed=on")
+            .attached(daemon),
+    ];
     let guests = Guest::boot_all(guests).unwrap();
     for guest in &guests {
         guest.shell("modprobe virtio_net && ip link set eth0 up && udhcpc -i eth0 -n -q -t 20 -T 1 2>&1").unwrap();

@@ -45,6 +45,10 @@ points! {
     LedgerMark,
     /// It is not any more.
     LedgerClear,
+    /// A chain of a packed ring is given back, and not published.
+    LedgerBack,
+    /// What is about to be published in a packed ring.
+    LedgerSpan,
     /// The marks are away up to this index.
     LedgerPublished,
     /// A message is being answered, or was.

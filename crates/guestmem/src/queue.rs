@@ -163,17 +163,14 @@ impl Queue {
     /// [`publish`](Self::publish).
     ///
     /// # Errors
-    /// As [`new`](Self::new); a ledger that does not fit the queue, or a predecessor's for a packed queue, which has none.
+    /// As [`new`](Self::new); a ledger that does not fit the queue, or [`Found::Since`] for a packed queue, which has no positions to go back to.
     pub fn with_ledger(
         setup: QueueSetup,
         memory: Arc<GuestMemory>,
         ledger: Option<Ledger>,
     ) -> Result<Queue, QueueError> {
         let format = if setup.packed {
-            if ledger.as_ref().is_some_and(Ledger::has_predecessor) {
-                return Err(QueueError::NoLedger);
-            }
-            Format::Packed(Packed::new(setup, &memory)?)
+            Format::Packed(Packed::new(setup, &memory, ledger)?)
         } else {
             Format::Split(Split::new(setup, &memory, ledger)?)
         };
@@ -330,9 +327,7 @@ impl Queue {
 
     /// Has a successor of this process know that nothing is seen of what the device's driver writes, or that it is; see [`Ledgers::is_unseen`].
     pub fn note_unseen(&self, is_unseen: bool) {
-        if let Format::Split(ring) = &self.format {
-            ring.note_unseen(is_unseen);
-        }
+        either!(self, ring => ring.note_unseen(is_unseen));
     }
 
     /// A digest of what only the driver writes while this queue is not used: the descriptors and, if split, the available ring, of a large queue at

@@ -30,6 +30,8 @@ pub(crate) struct PackedDriver {
     /// The first descriptor that was added since the last publication, and its second word: it becomes visible last.
     held_back: Option<(Position, u64)>,
     next_used: Position,
+    /// Chains that came back, modulo 65536.
+    taken: u16,
     interrupts: bool,
 }
 
@@ -75,6 +77,7 @@ impl PackedDriver {
             next_available: first,
             held_back: None,
             next_used: first,
+            taken: 0,
             interrupts: true,
         }
     }
@@ -162,7 +165,7 @@ impl PackedDriver {
 
     pub(crate) fn take_used(&mut self) -> Option<(u64, u32)> {
         let word = self.load_word(self.next_used.index(), Ordering::Acquire);
-        if !self.is_used(word) {
+        if !is_used(self.next_used, word) {
             return None;
         }
         let identifier = (word >> IDENTIFIER_SHIFT) as u16;
@@ -173,6 +176,7 @@ impl PackedDriver {
             "chain {identifier} came back and was not out"
         );
         self.identifiers.push(identifier);
+        self.taken = self.taken.wrapping_add(1);
         self.free += added.descriptors;
         self.next_used = self.next_used.plus(added.descriptors, self.setup.size);
         if self.interrupts && self.setup.event_index {
@@ -187,12 +191,31 @@ impl PackedDriver {
         self.interrupts = true;
         self.wish_for_interrupt();
         full_fence();
-        self.is_used(self.load_word(self.next_used.index(), Ordering::Acquire))
+        is_used(
+            self.next_used,
+            self.load_word(self.next_used.index(), Ordering::Acquire),
+        )
     }
 
     pub(crate) fn disable_interrupts(&mut self) {
         self.interrupts = false;
         self.set_driver_event(EVENT_NEVER << EVENT_FLAGS_SHIFT);
+    }
+
+    pub(crate) fn used_index(&self) -> u16 {
+        let (mut position, mut count) = (self.next_used, self.taken);
+        loop {
+            let word = self.load_word(position.index(), Ordering::Acquire);
+            let chain = self
+                .chains
+                .get((word >> IDENTIFIER_SHIFT) as usize & 0xffff);
+            let descriptors = chain.map_or(0, |chain| chain.descriptors);
+            if !is_used(position, word) || descriptors == 0 {
+                return count;
+            }
+            position = position.plus(descriptors, self.setup.size);
+            count = count.wrapping_add(1);
+        }
     }
 
     pub(crate) fn free_descriptors(&self) -> usize {
@@ -256,11 +279,6 @@ impl PackedDriver {
     }
 
     #[inline]
-    fn is_used(&self, word: u64) -> bool {
-        word & (AVAILABLE | USED) == self.next_used.used_flags()
-    }
-
-    #[inline]
     fn load_word(&self, index: u16, ordering: Ordering) -> u64 {
         let offset = DESCRIPTOR_LEN * usize::from(index) + 8;
         self.descriptors.load_u64(offset, ordering)
@@ -271,4 +289,9 @@ impl PackedDriver {
         let offset = DESCRIPTOR_LEN * usize::from(index) + 8;
         self.descriptors.store_u64(offset, word, ordering);
     }
+}
+
+#[inline]
+fn is_used(position: Position, word: u64) -> bool {
+    word & (AVAILABLE | USED) == position.used_flags()
 }

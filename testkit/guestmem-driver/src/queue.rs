@@ -218,6 +218,11 @@ impl DriverQueue {
         either!(mut self, driver => driver.disable_interrupts());
     }
 
+    /// How many chains the device has given back, modulo 65536, those that are not taken yet included.
+    pub fn used_index(&self) -> u16 {
+        either!(self, driver => driver.used_index())
+    }
+
     /// Number of free descriptors.
     pub fn free_descriptors(&self) -> usize {
         either!(self, driver => driver.free_descriptors())
@@ -264,11 +269,6 @@ impl DriverQueue {
     /// The used ring's flags.
     pub fn used_flags(&self) -> u16 {
         self.split().used_flags()
-    }
-
-    /// The used index.
-    pub fn used_index(&self) -> u16 {
-        self.split().used_index()
     }
 
     /// Sets the used index, which only a device should.

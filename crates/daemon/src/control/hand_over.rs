@@ -33,8 +33,8 @@ impl Control {
                 (LineKind::Vsock, Some(LineProspect::Unseen)) => {
                     "its memory is probably not shared, so that nothing of its guest is seen: its VMM's connection goes on"
                 }
-                (LineKind::Vsock, Some(LineProspect::Ends)) => {
-                    "its guest runs no split rings: without rings it goes on, with packed ones its VMM's connection ends"
+                (LineKind::Vsock, Some(LineProspect::NoRings)) => {
+                    "its guest runs no rings: its VMM's connection goes on"
                 }
             };
             other_lines.insert(name, fate.to_owned());

@@ -20,8 +20,8 @@ pub enum LineProspect {
     Detached,
     /// Its VMM's connection goes on, and nothing of its guest is seen: its memory is not shared.
     Unseen,
-    /// It does not go on: its guest runs no split rings.
-    Ends,
+    /// Its VMM's connection goes on, and its guest runs no rings.
+    NoRings,
 }
 
 /// What would become of a circuit.
@@ -45,7 +45,7 @@ impl Fabric {
         let prospect = |line: &LineIo| match line.attached {
             true if line.last_fault.is_unseen() => LineProspect::Unseen,
             true if self.would_go_on(line) => LineProspect::GoesOn,
-            true => LineProspect::Ends,
+            true => LineProspect::NoRings,
             false => LineProspect::Detached,
         };
         lines
@@ -91,7 +91,7 @@ impl Fabric {
         }
     }
 
-    /// Only split rings go on.
+    /// Its rings run, and another daemon knows where.
     fn would_go_on(&self, line: &LineIo) -> bool {
         let is_recorded = |index| ring_record(line, index).is_some();
         self.keeper.is_some() && line.attached && is_recorded(TX) && is_recorded(RX)

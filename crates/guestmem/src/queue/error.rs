@@ -26,10 +26,8 @@ pub enum QueueError {
         "the ledger, of a queue of {noted}, does not fit a queue of {size} and its used index: the device has to be reset"
     )]
     Ledger { size: u16, noted: u16 },
-    #[error(
-        "a packed queue cannot be taken over from a daemon that has ended: the device has to be reset"
-    )]
-    NoLedger,
+    #[error("a packed queue cannot go back to positions that were written down")]
+    NoPositions,
     #[error(
         "the {area}, {len} bytes at front-end address {address:#x}, is not inside one memory region that the VMM shares (share=on)"
     )]

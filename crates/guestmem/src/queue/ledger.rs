@@ -1,4 +1,5 @@
-//! What a successor of this process has to know of a device's split queues: kept in a file of memory that outlives the process.
+//! What a successor of this process has to know of a device's queues: kept in a file of memory that outlives the process. This is about split queues; what
+//! differs for packed ones is said [there](packed).
 //!
 //! Where a queue goes on is not in the guest's memory: that has the used index, and not how many chains were taken, nor which are out. A ledger has a
 //! mark for each chain that is out. A mark is set before the chain is used, and taken away after the driver can see the chain in the used ring. So at any
@@ -15,6 +16,10 @@ use crate::area::Area;
 use crate::crash::Point;
 use crate::guest::{GuestMemory, MemoryError, RegionSpec};
 use crate::sync::Ordering;
+
+mod packed;
+
+pub(super) use packed::{Left, PackedLedger};
 
 /// Where the marks begin, eight bytes for each head: how many chains had been taken when it was, and zero while it is not out.
 const MARKS: usize = 8;
@@ -115,7 +120,7 @@ pub struct Positions {
     pub used: u16,
 }
 
-/// The ledger of one split queue.
+/// The ledger of one queue.
 #[derive(Debug)]
 pub struct Ledger {
     header: Area,

@@ -33,6 +33,7 @@ use self::fields::*;
 use super::chain::{
     self, DESCRIPTOR_LEN, Descriptor, INDIRECT, NEXT, Reader, TableOrder, WRITE, take_only,
 };
+use super::ledger::{Found, Ledger, Left, PackedLedger};
 use super::{
     Chain, FIRST_PACKED_BASE, MAX_QUEUE_SIZE, MAX_SAMPLES, QueueError, QueueSetup, Running, area,
     samples,
@@ -41,6 +42,8 @@ use crate::area::Area;
 use crate::crash::Point;
 use crate::guest::GuestMemory;
 use crate::sync::{Ordering, full_fence};
+
+pub mod fields;
 
 /// Descriptors in a line of the cache.
 const LINE_DESCRIPTORS: u16 = 4;
@@ -65,6 +68,7 @@ pub(super) struct Packed {
     device_event: u32,
     fresh: bool,
     in_flight: InFlight,
+    ledger: Option<PackedLedger>,
 }
 
 /// The second word of a descriptor that is not yet in the ring.
@@ -75,7 +79,11 @@ struct HeldBack {
 }
 
 impl Packed {
-    pub(super) fn new(setup: QueueSetup, memory: &GuestMemory) -> Result<Packed, QueueError> {
+    pub(super) fn new(
+        setup: QueueSetup,
+        memory: &GuestMemory,
+        ledger: Option<Ledger>,
+    ) -> Result<Packed, QueueError> {
         let (size, base) = (setup.size, setup.ring_base);
         if size == 0 || size > MAX_QUEUE_SIZE {
             return Err(QueueError::PackedSize { size });
@@ -88,7 +96,7 @@ impl Packed {
             return Err(QueueError::Base { base, size });
         }
         let areas = Areas::new(&setup, memory)?;
-        Ok(Packed {
+        let mut packed = Packed {
             setup,
             next_available,
             next_used,
@@ -98,7 +106,42 @@ impl Packed {
             fresh: base == FIRST_PACKED_BASE,
             in_flight: InFlight::new(size),
             areas,
-        })
+            ledger: None,
+        };
+        if let Some(mut ledger) = ledger.map(PackedLedger::new) {
+            match ledger.found() {
+                Found::Nothing => ledger.begin(size, next_available, next_used),
+                Found::Predecessors => {
+                    let left = ledger.recover(size, |place| packed.is_used_or_next(place))?;
+                    packed.ledger = Some(ledger);
+                    packed.take_over(left);
+                    return Ok(packed);
+                }
+                Found::Since(_) => return Err(QueueError::NoPositions),
+            }
+            packed.ledger = Some(ledger);
+        }
+        Ok(packed)
+    }
+
+    /// Goes on where another process has left the queue, and gives back what was out: all in one publication, since that process may have written used
+    /// descriptors behind the first one, which a driver would take for published.
+    fn take_over(&mut self, left: Left) {
+        self.next_available = left.next_available;
+        self.next_used = left.next_used;
+        self.fresh = self.ring_base() == FIRST_PACKED_BASE;
+        for (identifier, entries) in &left.out {
+            self.in_flight.insert(*identifier, *entries);
+        }
+        for (identifier, _) in left.out {
+            self.complete(identifier, 0);
+        }
+    }
+
+    /// Whether a descriptor that was available here is used, or available in the next round.
+    fn is_used_or_next(&self, position: Position) -> bool {
+        let word = self.load_word(position.index(), Ordering::Acquire);
+        (word & USED != 0) == position.wrap()
     }
 
     pub(super) fn replace_memory(&mut self, memory: &GuestMemory) -> Result<(), QueueError> {
@@ -135,6 +178,9 @@ impl Packed {
         if self.in_flight.contains(chain.head) {
             return Err(QueueError::HeadInFlight { head: chain.head });
         }
+        if let Some(ledger) = &mut self.ledger {
+            ledger.mark(chain.head, chain.entries);
+        }
         self.in_flight.insert(chain.head, chain.entries);
         self.next_available = after;
         self.fresh = false;
@@ -170,6 +216,9 @@ impl Packed {
             debug_assert!(false, "chain {identifier} is given back and is not out");
             return;
         };
+        if let Some(ledger) = &mut self.ledger {
+            ledger.mark_back(identifier, entries);
+        }
         // The flag says whether the length means anything (2.8.3, 2.8.4).
         let has_data = if written > 0 {
             u64::from(WRITE) << FLAGS_SHIFT
@@ -191,8 +240,14 @@ impl Packed {
         let Some(HeldBack { position, word }) = self.held_back.take() else {
             return false;
         };
+        if let Some(ledger) = &self.ledger {
+            ledger.begin_publication(position, self.next_used);
+        }
         // Everything written before, the chains' bytes and the descriptors behind this one too, is visible to a driver that sees it.
         self.store_word(position.index(), word, Ordering::Release);
+        if let Some(ledger) = &mut self.ledger {
+            ledger.end_publication(self.next_used);
+        }
         let first = !self.has_published;
         self.has_published = true;
         // Publish first, look for the driver's wish second: the driver does it the other way round.
@@ -233,11 +288,20 @@ impl Packed {
 
     pub(super) fn rewind(&mut self, chains: u16) {
         for _ in 0..chains {
-            let Some(entries) = self.in_flight.forget_last() else {
+            let Some((identifier, entries)) = self.in_flight.forget_last() else {
                 debug_assert!(false, "a chain is rewound and is not out");
                 return;
             };
+            if let Some(ledger) = &self.ledger {
+                ledger.clear(identifier);
+            }
             self.next_available = self.next_available.minus(entries, self.setup.size);
+        }
+    }
+
+    pub(super) fn note_unseen(&self, is_unseen: bool) {
+        if let Some(ledger) = &self.ledger {
+            ledger.note_unseen(is_unseen);
         }
     }
 
@@ -337,136 +401,6 @@ impl Packed {
     }
 }
 
-/// Fields of a packed ring and their values (virtio 1.2, section 2.8).
-pub mod fields {
-    use std::fmt;
-
-    /// In the second word of a descriptor: the identifier, above 32 bits of length.
-    pub const IDENTIFIER_SHIFT: u32 = 32;
-    /// In the second word of a descriptor: the flags.
-    pub const FLAGS_SHIFT: u32 = 48;
-    /// In the second word of a descriptor: the driver's wrap counter, if the descriptor is available.
-    pub const AVAILABLE: u64 = 1 << (FLAGS_SHIFT + 7);
-    /// In the second word of a descriptor: the device's wrap counter, if the descriptor is used.
-    pub const USED: u64 = 1 << (FLAGS_SHIFT + 15);
-
-    /// Size of an event suppression structure (2.8.14), in bytes.
-    pub const EVENT_LEN: usize = 4;
-    /// In such a structure: what is wanted, above 15 bits of index and one of a wrap counter.
-    pub const EVENT_FLAGS_SHIFT: u32 = 16;
-    /// Which bits of the flags mean anything.
-    pub const EVENT_FLAGS: u32 = 3;
-    /// In such flags: after each chain.
-    pub const EVENT_ALWAYS: u32 = 0;
-    /// In such flags: not at all.
-    pub const EVENT_NEVER: u32 = 1;
-    /// In such flags: after the chain at the index.
-    pub const EVENT_AT: u32 = 2;
-
-    /// A place in the ring, with the wrap counter that is valid there: an index, and the counter in bit 31.
-    ///
-    /// One word, for a reason: narrow fields that stand side by side may be loaded as one, and such a load waits for the store of
-    /// one of them to reach the cache.
-    #[derive(Clone, Copy, PartialEq, Eq)]
-    pub struct Position(u32);
-
-    const WRAP: u32 = 1 << 31;
-
-    impl Position {
-        /// A place by its parts.
-        pub fn new(index: u16, wrap: bool) -> Position {
-            Position(u32::from(index) | if wrap { WRAP } else { 0 })
-        }
-
-        /// As 16 bits say it.
-        pub fn from_bits(bits: u16) -> Position {
-            Position::new(bits & 0x7fff, bits & 0x8000 != 0)
-        }
-
-        /// In 16 bits, the wrap counter above the index.
-        pub fn to_bits(self) -> u16 {
-            self.index() | if self.wrap() { 0x8000 } else { 0 }
-        }
-
-        /// The index.
-        #[inline]
-        pub fn index(self) -> u16 {
-            // No index is over 32767.
-            self.0 as u16
-        }
-
-        /// The wrap counter.
-        #[inline]
-        pub fn wrap(self) -> bool {
-            self.0 & WRAP != 0
-        }
-
-        /// So many places further on; no more than the ring has.
-        #[inline]
-        pub fn plus(self, places: u16, size: u16) -> Position {
-            let moved = self.0 + u32::from(places);
-            if moved & !WRAP < u32::from(size) {
-                return Position(moved);
-            }
-            Position((moved - u32::from(size)) ^ WRAP)
-        }
-
-        /// So many places further back; no more than the ring has.
-        pub fn minus(self, places: u16, size: u16) -> Position {
-            match self.index().checked_sub(places) {
-                Some(index) => Position::new(index, self.wrap()),
-                None => Position::new(self.index() + (size - places), !self.wrap()),
-            }
-        }
-
-        /// How many places further on than `other`, on a ring which is twice as long and on which no two positions are alike.
-        pub fn ahead_of(self, other: Position, size: u16) -> u32 {
-            let size = u32::from(size);
-            let place = |position: Position| {
-                u32::from(position.index()) + if position.wrap() { 0 } else { size }
-            };
-            let ahead = place(self) + 2 * size - place(other);
-            if ahead < 2 * size {
-                ahead
-            } else {
-                ahead - 2 * size
-            }
-        }
-
-        /// The flags that a descriptor here has when it is available.
-        #[inline]
-        pub fn available_flags(self) -> u64 {
-            if self.wrap() { AVAILABLE } else { USED }
-        }
-
-        /// The flags that a descriptor here has when it is used.
-        #[inline]
-        pub fn used_flags(self) -> u64 {
-            if self.wrap() { AVAILABLE | USED } else { 0 }
-        }
-
-        /// Whether a descriptor here with this second word is available.
-        #[inline]
-        pub fn is_available(self, word: u64) -> bool {
-            word & (AVAILABLE | USED) == self.available_flags()
-        }
-    }
-
-    impl fmt::Debug for Position {
-        fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            let wrap = u8::from(self.wrap());
-            write!(formatter, "{} (wrap counter {wrap})", self.index())
-        }
-    }
-
-    /// Whether going from `old` to `new`, at most once round the ring, passes the place after which an event is wanted: an index and a
-    /// wrap counter.
-    pub fn is_passed(wanted: u16, old: Position, new: Position, size: u16) -> bool {
-        let wanted = Position::from_bits(wanted);
-        wanted.index() < size && wanted.ahead_of(old, size) < new.ahead_of(old, size)
-    }
-}
-
 /// The three areas, mapped and checked.
 #[derive(Debug)]
 struct Areas {
@@ -554,12 +488,13 @@ impl InFlight {
         Some(entries)
     }
 
-    /// Takes the chain out that was taken last, likewise.
-    fn forget_last(&mut self) -> Option<u16> {
+    /// Takes the chain out that was taken last, and says which one it is, and likewise.
+    fn forget_last(&mut self) -> Option<(u16, u16)> {
         let last = self.number.previous();
-        let entries = self.remove(self.taken[self.slot(last)])?;
+        let identifier = self.taken[self.slot(last)];
+        let entries = self.remove(identifier)?;
         self.number = last;
-        Some(entries)
+        Some((identifier, entries))
     }
 
     #[inline]

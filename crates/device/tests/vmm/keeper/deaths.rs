@@ -54,7 +54,12 @@ const CALLS: [&str; 15] = [
 ];
 
 /// Points that a daemon with split rings does not come to.
-const PACKED: [Point; 2] = [Point::PackedDescriptor, Point::PackedEvent];
+const PACKED: [Point; 4] = [
+    Point::LedgerBack,
+    Point::LedgerSpan,
+    Point::PackedDescriptor,
+    Point::PackedEvent,
+];
 
 /// Points that hardly another daemon than the first comes to.
 const FIRST: [Point; 3] = [

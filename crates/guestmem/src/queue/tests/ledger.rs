@@ -1,6 +1,6 @@
 //! Processes that end at any point, and successors that go on with their queues.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
@@ -15,15 +15,30 @@ fn ledgers() -> (Arc<Arena>, Ledgers) {
     (arena, Ledgers::new(file, 1).unwrap())
 }
 
+fn below(random: &mut u64, bound: u64) -> u64 {
+    // xorshift64
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    *random % bound
+}
+
+/// Where the ledger of a device's first queue begins.
+const HEADER: usize = 4096;
+
 struct Scene {
     pair: Pair,
     ledgers: Ledgers,
-    /// Chains that this process has taken: the head, and how many bytes it would write.
+    /// Chains that this process has taken.
     taken: Vec<u16>,
     /// The one that was taken last, if it is still out: it alone can be put back.
     last: Option<u16>,
     /// Tokens of chains that the driver has made available and not got back.
     open: BTreeSet<u64>,
+    /// By where their first buffers are.
+    tokens: BTreeMap<u64, u64>,
+    /// By heads of chains that were taken: how many bytes it would write.
+    written: BTreeMap<u16, u32>,
     next_token: u64,
     random: u64,
     deaths: u32,
@@ -31,7 +46,10 @@ struct Scene {
 
 impl Scene {
     fn new(seed: u64, index: u16, event_index: bool) -> Scene {
-        let pair = Pair::starting_at(index, 8, event_index, true);
+        Scene::of(Pair::starting_at(index, 8, event_index, true), seed)
+    }
+
+    fn of(pair: Pair, seed: u64) -> Scene {
         let (_, ledgers) = ledgers();
         let mut scene = Scene {
             pair,
@@ -39,6 +57,8 @@ impl Scene {
             taken: Vec::new(),
             last: None,
             open: BTreeSet::new(),
+            tokens: BTreeMap::new(),
+            written: BTreeMap::new(),
             next_token: 1,
             random: seed * 2 + 1,
             deaths: 0,
@@ -48,11 +68,7 @@ impl Scene {
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        // xorshift64
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % bound
+        below(&mut self.random, bound)
     }
 
     fn set_up(&mut self, found: Found) {
@@ -70,6 +86,11 @@ impl Scene {
         assert!(ended.is::<Ended>(), "the test itself failed");
         self.deaths += 1;
         (self.taken, self.last) = (Vec::new(), None);
+        // The driver goes on meanwhile: in a packed ring it writes over what it got back.
+        if self.below(2) == 0 {
+            self.collect();
+            self.offer();
+        }
         let after = (self.below(3) == 0).then(|| self.below(30) as u32);
         self.survive(after, &|scene| {
             scene.set_up(Found::Predecessors);
@@ -86,19 +107,44 @@ impl Scene {
         }
     }
 
+    /// Makes a chain available, of several descriptors if there is room.
+    fn offer(&mut self) {
+        if self.open.len() == 8 {
+            return;
+        }
+        let buffers: Vec<Range> = (0..1 + self.below(3))
+            .map(|_| self.pair.buffer(1))
+            .collect();
+        let (readable, writable) = buffers.split_at(self.below(buffers.len() as u64 + 1) as usize);
+        let token = self.next_token;
+        if self.pair.driver.add(readable, writable, token).is_ok() {
+            self.next_token += 1;
+            self.open.insert(token);
+            self.tokens.insert(buffers[0].address, token);
+            self.pair.driver.kick_needed();
+        }
+    }
+
+    /// What the device says that it has written into the chain that it has just taken.
+    fn note_taken(&mut self, head: u16) {
+        let chain = &self.pair.chain;
+        let first = chain.readable.first().or(chain.writable.first());
+        let token = self.tokens[&first.unwrap().address];
+        assert!(self.open.contains(&token), "chain {token} is not available");
+        self.written.insert(head, (token % 17) as u32);
+    }
+
+    fn complete(&mut self, head: u16) {
+        self.pair.queue.complete(head, self.written[&head]);
+    }
+
     fn step(&mut self) {
         let after = (self.below(2) == 0).then(|| self.below(6) as u32);
         match self.below(10) {
-            0..4 if self.open.len() < 8 => {
-                let token = self.next_token;
-                self.next_token += 1;
-                self.open.insert(token);
-                let buffer = self.pair.buffer(1);
-                self.pair.driver.add(&[], &[buffer], token).unwrap();
-                self.pair.driver.kick_needed();
-            }
+            0..4 if self.open.len() < 8 => self.offer(),
             0..7 => self.survive(after, &|scene| {
                 if let Some(head) = scene.pair.pop() {
+                    scene.note_taken(head);
                     scene.taken.push(head);
                     scene.last = Some(head);
                 }
@@ -107,7 +153,7 @@ impl Scene {
                 let place = self.below(self.taken.len() as u64) as usize;
                 let head = self.taken.remove(place);
                 self.last = self.last.filter(|last| *last != head);
-                self.survive(after, &|scene| scene.pair.queue.complete(head, 0));
+                self.survive(after, &|scene| scene.complete(head));
             }
             8 if self.last.is_some() => {
                 let last = self.last.take();
@@ -122,28 +168,53 @@ impl Scene {
     }
 }
 
+/// Lets processes end, and says how many did.
+fn play(mut scene: Scene, seed: u64) -> u32 {
+    for _ in 0..100 {
+        scene.step();
+    }
+    // The last one ends, and nothing is out any more.
+    scene.set_up(Found::Predecessors);
+    scene.pair.queue.publish();
+    scene.collect();
+    while let Some(head) = scene.pair.pop() {
+        scene.pair.queue.complete(head, 0);
+        scene.pair.queue.publish();
+    }
+    scene.collect();
+    assert!(scene.open.is_empty(), "seed {seed}: lost {:?}", scene.open);
+    scene.deaths
+}
+
 #[test]
 fn a_chain_comes_back_once_wherever_a_process_ends() {
-    let mut deaths = 0;
-    for seed in 0..2000 {
-        let index = [0, 65530][seed as usize % 2];
-        let mut scene = Scene::new(seed, index, seed % 3 == 0);
-        for _ in 0..100 {
-            scene.step();
-        }
-        // The last one ends, and nothing is out any more.
-        scene.set_up(Found::Predecessors);
-        scene.pair.queue.publish();
-        scene.collect();
-        while let Some(head) = scene.pair.pop() {
-            scene.pair.queue.complete(head, 0);
-            scene.pair.queue.publish();
-        }
-        scene.collect();
-        assert!(scene.open.is_empty(), "seed {seed}: lost {:?}", scene.open);
-        deaths += scene.deaths;
-    }
+    let deaths = (0..2000).map(|seed| {
+        let (index, is_indirect) = ([0, 65530][seed as usize % 2], seed % 5 < 3);
+        let pair = Pair::starting_at(index, 8, seed % 3 == 0, is_indirect);
+        play(Scene::of(pair, seed), seed)
+    });
+    let deaths: u32 = deaths.sum();
     assert!(deaths > 10_000, "{deaths}");
+}
+
+/// A round of the ring is a few steps, so that every scene passes its end many times, with either wrap counter.
+#[test]
+fn a_chain_of_a_packed_ring_comes_back_once_wherever_a_process_ends() {
+    let deaths = (0..4000).map(|seed| {
+        let (size, is_indirect) = ([1, 3, 7, 8][seed as usize % 4], seed % 5 < 3);
+        let index = seed as u16 % (2 * size);
+        let is_event_index = seed % 3 == 0;
+        let pair = Pair::of(
+            DriverQueue::packed,
+            index,
+            size,
+            is_event_index,
+            is_indirect,
+        );
+        play(Scene::of(pair, seed), seed)
+    });
+    let deaths: u32 = deaths.sum();
+    assert!(deaths > 20_000, "{deaths}");
 }
 
 #[test]
@@ -170,10 +241,108 @@ fn a_ledger_that_does_not_fit_is_refused() {
         arena.write(0, &vec![byte; arena.size()]);
         let _ = with(setup, Found::Predecessors);
     }
-    let packed = Pair::of(DriverQueue::packed, 0, 8, true, false);
+}
+
+#[test]
+fn a_ledger_that_does_not_fit_a_packed_ring_is_refused() {
+    let (arena, ledgers) = ledgers();
+    let size = 7;
+    let pair = Pair::of(DriverQueue::packed, 5, size, true, false);
+    let with = |setup: QueueSetup, found| {
+        let memory = Arc::clone(&pair.memory);
+        Queue::with_ledger(setup, memory, ledgers.queue(0, found))
+    };
+    let setup = pair.driver.setup();
+    with(setup, Found::Predecessors).unwrap_err();
+    // A split queue's, of the same size.
+    let split = Pair::new(8, true, false);
+    let ledger = ledgers.queue(0, Found::Nothing);
+    Queue::with_ledger(split.driver.setup(), split.memory, ledger).unwrap();
+    let other = Pair::of(DriverQueue::packed, 0, 8, true, false);
     let ledger = ledgers.queue(0, Found::Predecessors);
-    let refused = Queue::with_ledger(packed.driver.setup(), packed.memory, ledger);
-    assert_eq!(refused.unwrap_err(), QueueError::NoLedger);
+    Queue::with_ledger(other.driver.setup(), other.memory, ledger).unwrap_err();
+    with(setup, Found::Nothing).unwrap();
+    with(setup, Found::Predecessors).unwrap();
+    with(QueueSetup { size: 8, ..setup }, Found::Predecessors).unwrap_err();
+    let positions = Positions {
+        available: 5,
+        used: 5,
+    };
+    let refused = with(setup, Found::Since(positions)).unwrap_err();
+    assert_eq!(refused, QueueError::NoPositions);
+    // Any bytes do no harm, of which some have a size, a limit, and positions that can be.
+    let mut random = 1;
+    for round in 0..20_000 {
+        let mut below = |bound| below(&mut random, bound);
+        let mut bytes: Vec<u8> = (0..48)
+            .map(|_| [0, 1, 2, 0x80, 0xff][below(5) as usize])
+            .collect();
+        bytes[..2].copy_from_slice(&size.to_le_bytes());
+        if round % 4 > 0 {
+            bytes[2..4].fill(0);
+            bytes[4..8].copy_from_slice(&(7 + 13 * below(2) as u32).to_le_bytes());
+        }
+        for at in [8, 10] {
+            let position = (below(9) | below(2) << 15) as u16;
+            bytes[at..at + 2].copy_from_slice(&position.to_le_bytes());
+        }
+        arena.write(HEADER, &bytes);
+        let Ok(mut queue) = with(setup, Found::Predecessors) else {
+            continue;
+        };
+        queue.publish();
+        assert_eq!(queue.in_flight(), 0);
+        let base = queue.ring_base();
+        assert_eq!(base >> 16, base & 0xffff, "what was out is back");
+        let _ = queue.pop(&mut Chain::default());
+    }
+}
+
+/// Descriptors that a VMM says are out when it sets up a ring stay so: they are not taken again.
+#[test]
+fn what_was_out_before_a_packed_ring_was_set_up_stays_out() {
+    let (_arena, ledgers) = ledgers();
+    let pair = Pair::of(DriverQueue::packed, 0, 8, true, false);
+    let setup = QueueSetup {
+        ring_base: 0x8006_0001,
+        ..pair.driver.setup()
+    };
+    for found in [Found::Nothing, Found::Predecessors, Found::Predecessors] {
+        let memory = Arc::clone(&pair.memory);
+        let queue = Queue::with_ledger(setup, memory, ledgers.queue(0, found)).unwrap();
+        assert_eq!(queue.ring_base(), setup.ring_base);
+    }
+}
+
+/// A driver may name its chains as it likes (virtio 1.2, section 2.8.6).
+#[test]
+fn a_chain_of_any_name_comes_back() {
+    let (arena, ledgers) = ledgers();
+    // What another queue has left there is none of this one's.
+    arena.write(0, &vec![0xff; arena.size()]);
+    let mut pair = Pair::of(DriverQueue::packed, 0, 8, true, false);
+    let set_up = |pair: &mut Pair, found| {
+        let (setup, memory) = (pair.driver.setup(), Arc::clone(&pair.memory));
+        pair.queue = Queue::with_ledger(setup, memory, ledgers.queue(0, found)).unwrap();
+    };
+    set_up(&mut pair, Found::Nothing);
+    for (place, name) in [7, 300, 65_535].into_iter().enumerate() {
+        let offered = RawDescriptor {
+            address: BASE,
+            len: 1,
+            flags: RawDescriptor::AVAILABLE,
+            next: name,
+        };
+        pair.driver.write_descriptor(place as u16, offered);
+        assert_eq!(pair.pop(), Some(name));
+    }
+    set_up(&mut pair, Found::Predecessors);
+    pair.queue.publish();
+    let used = RawDescriptor::AVAILABLE | RawDescriptor::USED;
+    for (place, name) in [7, 300, 65_535].into_iter().enumerate() {
+        let descriptor = pair.driver.packed_descriptor(place as u16);
+        assert_eq!((descriptor.next, descriptor.flags), (name, used));
+    }
 }
 
 #[test]

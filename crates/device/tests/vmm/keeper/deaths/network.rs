@@ -22,11 +22,7 @@ use super::{
 use crate::PATIENCE;
 
 /// Points that a daemon with networks alone does not come to.
-pub const ELSEWHERE: [Point; 3] = [
-    Point::PackedDescriptor,
-    Point::PackedEvent,
-    Point::ParkAgain,
-];
+pub const ELSEWHERE: [Point; 1] = [Point::ParkAgain];
 
 const LAN: &str = "lan";
 const GUESTS: u8 = 3;
@@ -144,6 +140,7 @@ impl Network {
             let options = Options {
                 event_index: dice.one_in(2),
                 indirect: dice.one_in(2),
+                packed: dice.one_in(2),
                 protocol: dice.one_in(2),
                 index: [0, 65_480][dice.below(2)],
                 packets: 15,
@@ -280,6 +277,12 @@ impl Network {
                 let own = 0xff00 + number as u16;
                 self.send(number, own, own);
             }
+            fabric.turn(Some(Duration::from_millis(1))).unwrap();
+            self.service();
+        }
+        // What a daemon had when it ended is back, too.
+        while !self.stations.iter().all(Station::has_all_packets) {
+            assert!(Instant::now() < until, "{}: packets are lost", self.words);
             fabric.turn(Some(Duration::from_millis(1))).unwrap();
             self.service();
         }

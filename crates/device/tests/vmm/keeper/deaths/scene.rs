@@ -133,6 +133,7 @@ impl Scene {
             let options = Options {
                 event_index: scene.one_in(2),
                 indirect: scene.one_in(2),
+                packed: false,
                 protocol: scene.one_in(2),
                 index: [0, 65_480][scene.below(2)],
                 // Less than half of a ring is never stored.

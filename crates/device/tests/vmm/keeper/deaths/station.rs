@@ -24,16 +24,18 @@ pub const PAYLOAD: usize = 6000;
 const BUFFERS: usize = 40;
 const BUFFER: usize = 4096;
 
-/// Version 1; the protocol itself; event indices; indirect tables.
+/// Version 1; the protocol itself; event indices; indirect tables; packed rings.
 const VERSION_1: u64 = 1 << 32;
 const PROTOCOL: u64 = 1 << 30;
 const EVENT_INDEX: u64 = 1 << 29;
 const INDIRECT: u64 = 1 << 28;
+const PACKED: u64 = 1 << 34;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     pub event_index: bool,
     pub indirect: bool,
+    pub packed: bool,
     /// Rings are enabled by messages.
     pub protocol: bool,
     /// Where the indices of the rings begin.
@@ -101,7 +103,11 @@ pub fn is_interrupted(stations: &[Station]) -> bool {
 fn queues(arena: &Arc<Arena>, options: Options) -> [DriverQueue; 2] {
     [RX, TX].map(|_| {
         let (events, indirect) = (options.event_index, options.indirect);
-        let mut queue = DriverQueue::new(Arc::clone(arena), BASE, RING, events, indirect);
+        let make = match options.packed {
+            true => DriverQueue::packed,
+            false => DriverQueue::new,
+        };
+        let mut queue = make(Arc::clone(arena), BASE, RING, events, indirect);
         queue.start_at(options.index);
         queue
     })
@@ -208,7 +214,7 @@ impl Station {
         true
     }
 
-    /// The driver makes available what is not there. Returns whether it did.
+    /// The driver makes available what is not in its memory. Returns whether it did.
     pub fn misbehave(&mut self, index: usize) -> bool {
         if !self.runs() {
             return false;
@@ -216,7 +222,11 @@ impl Station {
         let Some(running) = &mut self.running else {
             return false;
         };
-        running.queues[index].publish_head(RING);
+        let nowhere = Range { address: 0, len: 1 };
+        if running.queues[index].add(&[nowhere], &[], 0).is_err() {
+            return false;
+        }
+        running.queues[index].kick_needed();
         running.kick(index);
         running.has_failed = true;
         self.is_at_peace = false;
@@ -295,6 +305,12 @@ impl Station {
     pub fn has_room(&self) -> bool {
         let running = self.running.as_ref().filter(|_| self.runs());
         running.is_some_and(|running| running.backlog.is_empty() && running.free[TX].len() > 3)
+    }
+
+    /// Whether the device has none of its packets.
+    pub fn has_all_packets(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.free[TX].len() == self.options.packets)
     }
 
     pub fn send(&mut self, header: &[u8], payload: &[u8]) {
@@ -388,6 +404,7 @@ impl Running {
             (PROTOCOL, options.protocol),
             (EVENT_INDEX, options.event_index),
             (INDIRECT, options.indirect),
+            (PACKED, options.packed),
         ];
         let agreed = offered.iter().filter(|(_, is_wanted)| *is_wanted);
         let features = agreed.fold(VERSION_1, |features, (bit, _)| features | bit);
@@ -407,7 +424,7 @@ impl Running {
             let places = [setup.descriptors, setup.used, setup.available, 0];
             let places = [number(0), quads(&places)].concat();
             self.say(request::SET_VRING_ADDR, &places, &[])?;
-            let base = number(options.index.into());
+            let base = number(setup.ring_base.into());
             self.say(request::SET_VRING_BASE, &base, &[])?;
             let kick = [self.kicks[index].as_fd()];
             self.say(request::SET_VRING_KICK, &number(0), &kick)?;
