@@ -17,6 +17,7 @@ use crate::serve::{Started, Surroundings};
 use crate::worker::{Wiring, Worker};
 use hostside::audit::{AuditDecision, AuditRecord, AuditRule};
 use hostside::offers::{Commit, Offer, OfferError, Offers};
+use hostside::proxy::memory::TcpMemory;
 use hostside::proxy::ports::LocalPorts;
 use hostside::proxy::{Options, Proxy};
 use windows::switchboard::Switchboard;
@@ -29,6 +30,7 @@ use windows::switchboard::Switchboard;
 pub fn start(
     surroundings: Surroundings,
     ports: LocalPorts,
+    memory: TcpMemory,
     spin: Duration,
     net_batch: Option<usize>,
 ) -> io::Result<Started> {
@@ -46,6 +48,7 @@ pub fn start(
     let sink = Box::new(move |record| noted.note_egress(record));
     let options = Options {
         ports,
+        memory,
         ..Options::new(Arc::new(Policy::default()), sink)
     };
     let proxy = Proxy::start(options)?;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use config::{Config, read_file};
 use daemon::data_plane;
 use daemon::serve::{Daemon, ServeError};
+use hostside::proxy::memory::TcpMemory;
 use hostside::proxy::ports::LocalPorts;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -50,7 +51,13 @@ impl House {
             Ok(config)
         };
         let start = |surroundings| {
-            data_plane::start(surroundings, LocalPorts::default(), Duration::ZERO, None)
+            data_plane::start(
+                surroundings,
+                LocalPorts::default(),
+                TcpMemory::default(),
+                Duration::ZERO,
+                None,
+            )
         };
         let daemon = Daemon::start(Box::new(read), Box::new(start)).expect("the daemon starts");
         let (end, ended) = oneshot::channel::<()>();

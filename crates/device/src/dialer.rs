@@ -62,7 +62,7 @@ pub type Hold = Box<dyn Send>;
 pub struct Connected {
     /// It is connected and does not block: a stream (UNIX or TCP), or a UNIX socket of messages, as the guest's is.
     pub socket: OwnedFd,
-    /// It is dropped with the socket.
+    /// It is dropped behind the socket, at once: it may keep the connection open.
     pub hold: Option<Hold>,
     /// For its sharers: whether an end of the socket is one.
     pub cut: Option<Cut>,

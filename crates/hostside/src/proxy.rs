@@ -17,6 +17,7 @@ pub mod directory;
 pub mod egress;
 pub mod exchange;
 pub mod identity;
+pub mod memory;
 pub mod own;
 pub mod ports;
 pub mod publish;
@@ -45,6 +46,7 @@ use policy::{Policy, ServiceId};
 use tokio::sync::{mpsc, oneshot};
 
 pub use self::exchange::{DialPlace, Exchange, MAX_DIALS, MAX_DIALS_OF_PORT};
+use self::memory::TcpMemory;
 use self::ports::{LocalPorts, Ports};
 pub use self::program::PROGRAM_GRACE;
 use self::publish::Published;
@@ -76,6 +78,8 @@ pub struct Options {
     pub program_grace: Duration,
     /// The ports that the host has for connections to one destination, of which one VM has a quarter.
     pub ports: LocalPorts,
+    /// What the host has for TCP, of which no VM may have most.
+    pub memory: TcpMemory,
 }
 
 impl Options {
@@ -87,6 +91,7 @@ impl Options {
             resolver: Arc::new(SystemResolver::default()),
             program_grace: PROGRAM_GRACE,
             ports: LocalPorts::default(),
+            memory: TcpMemory::default(),
         }
     }
 }
@@ -135,9 +140,9 @@ impl Proxy {
         shared.ports = Ports::new(options.ports);
         let shared = Arc::new(shared);
         let (calls, waiting) = mpsc::unbounded_channel();
-        let served = shared.clone();
+        let (served, memory) = (shared.clone(), options.memory);
         let thread = RuntimeThread::start("proxy", MAX_BLOCKING_THREADS, move |stopped| {
-            serve(served, waiting, stopped)
+            serve(served, waiting, memory, stopped)
         })?;
         Ok(Proxy {
             published: Published::new(shared.clone(), thread.runtime().clone()),
@@ -242,6 +247,7 @@ impl Drop for Proxy {
 async fn serve(
     shared: Arc<Shared>,
     mut calls: mpsc::UnboundedReceiver<TakenCall>,
+    memory: TcpMemory,
     stopped: oneshot::Receiver<()>,
 ) {
     let take = async {
@@ -251,6 +257,7 @@ async fn serve(
     };
     tokio::select! {
         () = take => {}
+        () = shared.ports.connections().watch(&memory) => {}
         _ = stopped => {}
     }
     let mut programs = shared.programs.subscribe();

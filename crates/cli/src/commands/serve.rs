@@ -11,6 +11,7 @@ use config::{
 use daemon::in_force::ReadConfig;
 use daemon::log_writer::{FlushAtEnd, LineWriter};
 use daemon::{log_budget, sandbox};
+use hostside::proxy::memory::TcpMemory;
 use hostside::proxy::ports::LocalPorts;
 use tracing::{Event, Metadata};
 use tracing_subscriber::layer::{Context, Filter, SubscriberExt as _};
@@ -55,15 +56,15 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
     if let (None, Some(written)) = (&given_dir, &config.runtime_dir) {
         note_runtime_dir(written);
     }
-    // Before the sandbox, where this cannot be read.
-    let ports = LocalPorts::of_host();
+    // Before the sandbox, where these cannot be read.
+    let (ports, memory) = (LocalPorts::of_host(), TcpMemory::of_host());
     let _flushed = FlushAtEnd;
     let ended = daemon::serve::serve(
         config,
         read,
         &sandbox,
         Box::new(move |surroundings| {
-            daemon::data_plane::start(surroundings, ports, spin, net_batch)
+            daemon::data_plane::start(surroundings, ports, memory, spin, net_batch)
         }),
         io::stdout(),
     );

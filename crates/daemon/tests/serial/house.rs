@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use config::directories::control_socket;
 use config::{Config, read_file};
 use daemon::serve::{Daemon, ServeError};
+use hostside::proxy::memory::TcpMemory;
 use hostside::proxy::ports::LocalPorts;
 use serde_json::Value;
 use serial::{Driver, Handle, Options, PeerEvent, Port, Refusal, RefusalKind, Stream};
@@ -60,7 +61,13 @@ impl House {
             Ok(config)
         };
         let start = |surroundings| {
-            daemon::data_plane::start(surroundings, LocalPorts::default(), Duration::ZERO, None)
+            daemon::data_plane::start(
+                surroundings,
+                LocalPorts::default(),
+                TcpMemory::default(),
+                Duration::ZERO,
+                None,
+            )
         };
         let daemon = Daemon::start(Box::new(read), Box::new(start)).unwrap();
         let (end, ended) = oneshot::channel();

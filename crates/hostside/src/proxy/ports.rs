@@ -1,17 +1,21 @@
-//! The source ports that connections of the proxy take, of which one VM has a quarter towards each destination.
+//! What connections of the proxy to TCP servers take of the host: source ports, of which one VM has a quarter towards each destination, and [`memory`](super::memory).
 //!
 //! The system has some 28,000 ports for the connections to one address and port. A connection takes one until it is over, and for a
 //! minute more if the daemon has ended it before its server did (TIME_WAIT, RFC 9293, section 3.3.2). A guest that calls and ends its
 //! calls without pause would have them all, and no other process of the host could connect there.
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use device::EndedFirst;
 use tokio::time::Instant;
+
+use super::memory::{Connection, Connections};
 
 /// Connections that have ended are counted in steps of this.
 const STEP: Duration = Duration::from_secs(4);
@@ -65,7 +69,10 @@ fn ports_of_range(text: &str) -> Option<u32> {
 
 /// The ports that VMs have taken.
 #[derive(Debug, Clone)]
-pub(crate) struct Ports(Arc<Taken>);
+pub(crate) struct Ports {
+    taken: Arc<Taken>,
+    connections: Connections,
+}
 
 #[derive(Debug)]
 struct Taken {
@@ -94,6 +101,8 @@ pub(crate) struct PortRoom {
     place: Place,
     ended_first: EndedFirst,
     lingers: bool,
+    /// Once it is there.
+    connection: Option<Connection>,
 }
 
 impl Default for Ports {
@@ -104,16 +113,19 @@ impl Default for Ports {
 
 impl Ports {
     pub(crate) fn new(local: LocalPorts) -> Ports {
-        Ports(Arc::new(Taken {
-            local,
-            since: Instant::now(),
-            by_vm: Mutex::default(),
-        }))
+        Ports {
+            taken: Arc::new(Taken {
+                local,
+                since: Instant::now(),
+                by_vm: Mutex::default(),
+            }),
+            connections: Connections::default(),
+        }
     }
 
     /// A port for one more connection of a VM to a destination, if it has less than its share there.
     pub(crate) fn take(&self, vm: &str, to: SocketAddr) -> Option<PortRoom> {
-        let taken = &self.0;
+        let taken = &self.taken;
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         let step = taken.step();
         let mut by_vm = sys::lock(&taken.by_vm);
@@ -141,7 +153,13 @@ impl Ports {
             place,
             ended_first: EndedFirst::default(),
             lingers: !(taken.local.reuses_loopback && to.ip().is_loopback()),
+            connection: None,
         })
+    }
+
+    /// The connections that ports are taken for.
+    pub(crate) fn connections(&self) -> &Connections {
+        &self.connections
     }
 }
 
@@ -169,6 +187,19 @@ impl Count {
 }
 
 impl PortRoom {
+    /// The connection is there, and counts with those of its VM in `connections`.
+    ///
+    /// # Errors
+    /// That the system has no descriptor.
+    pub(crate) fn connected(
+        &mut self,
+        connections: &Connections,
+        socket: impl AsFd,
+    ) -> io::Result<()> {
+        self.connection = Some(connections.add(&self.vm, socket)?);
+        Ok(())
+    }
+
     /// To be set by what ends the connection before its server does.
     pub(crate) fn ended_first(&self) -> EndedFirst {
         self.ended_first.clone()
@@ -291,7 +322,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_remembered_of_a_vm_is_bounded_and_goes() {
         let ports = ports(16);
-        let places = |vm: &str| sys::lock(&ports.0.by_vm).get(vm).map(HashMap::len);
+        let places = |vm: &str| sys::lock(&ports.taken.by_vm).get(vm).map(HashMap::len);
         for index in 0..MAX_DESTINATIONS as u16 {
             end_first(ports.take("a", destination(index)).expect("a port"));
         }

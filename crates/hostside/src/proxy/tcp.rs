@@ -64,6 +64,9 @@ pub(crate) async fn connect(
     ports: &Ports,
 ) -> Result<Server, Reason> {
     let deadline = Instant::now() + timeout;
+    if ports.connections().refuses(&about.vm) {
+        return Err(has_filled_memory(about));
+    }
     for address in addresses {
         // Before a port is connected to, which calls its VM.
         refuse_own(None, *address, Spoken::Tcp, about, own)?;
@@ -89,12 +92,14 @@ pub(crate) async fn connect(
         let more = waiting.len() > 0;
         tokio::select! {
             Some(done) = attempts.join_next() => match done {
-                Ok(Ok(server)) => {
+                Ok(Ok(mut server)) => {
                     let stream = &server.stream;
                     // It may have become the host's, or a published port, meanwhile.
                     let (from, to) = ends(stream.local_addr(), stream.peer_addr())?;
                     refuse_own(Some(from), to, Spoken::Tcp, about, own)?;
                     set_options(stream).map_err(|_| Reason::HostFailed)?;
+                    let watched = server.port.connected(ports.connections(), stream);
+                    watched.map_err(|_| Reason::HostFailed)?;
                     return Ok(server);
                 }
                 Ok(Err(error)) => failure = more_telling(failure, reason_of(&error, about)),
@@ -133,6 +138,16 @@ async fn attempt(
 /// Refuses an address because of what the VM has there already.
 fn has_its_share(address: SocketAddr, About { name, vm }: &About) -> Reason {
     tracing::warn!(name, vm, %address, "not called: a quarter of the host's ports for connections to this address are this VM's, with those that were ended from here in the last minute: let its programs keep connections open, or widen net.ipv4.ip_local_port_range");
+    Reason::ServiceShare
+}
+
+/// Refuses a call because of what was in the queues of the VM's other connections.
+fn has_filled_memory(About { name, vm }: &About) -> Reason {
+    tracing::warn!(
+        name,
+        vm,
+        "not called: what this VM's connections had in their queues filled the host's memory for TCP less than a minute ago"
+    );
     Reason::ServiceShare
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use config::ServiceTarget;
 use device::{Called, DecisionCallee};
 use hostside::audit::AuditDecision;
+use hostside::proxy::memory::TcpMemory;
 use hostside::proxy::ports::LocalPorts;
 use policy::{CalleePattern, IpNet, NamePattern, Policy, Rule, RuleLimits, ServiceId, Verdict};
 use wire::vsock::SocketType;
@@ -28,7 +29,8 @@ impl Egress {
 
     pub fn with_ports(rules: Vec<Rule>, ports: LocalPorts) -> Egress {
         let script = Arc::new(Script::default());
-        let stand = Stand::with_ports(Policy::new(rules), script.clone(), ports);
+        let memory = TcpMemory::default();
+        let stand = Stand::on(Policy::new(rules), script.clone(), ports, memory);
         let id = stand.offer(service(ServiceTarget::Egress));
         Egress { stand, script, id }
     }

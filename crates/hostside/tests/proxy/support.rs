@@ -13,6 +13,7 @@ use config::{Hosts, Service, ServiceTarget};
 use device::{Called, Connected, Dialer, Hold, PublishedCall, Reply, ServiceCall};
 use hostside::audit::AuditRecord;
 use hostside::offers::Groups;
+use hostside::proxy::memory::TcpMemory;
 use hostside::proxy::ports::LocalPorts;
 use hostside::proxy::{DialPlace, Exchange, Lookup, LookupError, Options, Proxy, Resolver};
 use policy::{
@@ -144,11 +145,21 @@ impl Stand {
     }
 
     pub fn with(policy: Policy, resolver: Arc<dyn Resolver>) -> Stand {
-        Stand::with_ports(policy, resolver, LocalPorts::default())
+        Stand::on(
+            policy,
+            resolver,
+            LocalPorts::default(),
+            TcpMemory::default(),
+        )
     }
 
-    /// On a host that has these ports.
-    pub fn with_ports(policy: Policy, resolver: Arc<dyn Resolver>, ports: LocalPorts) -> Stand {
+    /// On a host that has these ports, and this memory.
+    pub fn on(
+        policy: Policy,
+        resolver: Arc<dyn Resolver>,
+        ports: LocalPorts,
+        memory: TcpMemory,
+    ) -> Stand {
         let (records, audit) = channel();
         let records = Mutex::new(records);
         let sink = move |record| {
@@ -159,6 +170,7 @@ impl Stand {
             resolver,
             program_grace: Duration::from_millis(50),
             ports,
+            memory,
             ..Options::new(Arc::new(policy), Box::new(sink))
         };
         let proxy = Proxy::start(options).expect("a proxy");

@@ -1,5 +1,6 @@
 //! Services that are servers: TCP, UDP and UNIX.
 
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -9,11 +10,13 @@ use config::{Hosts, ListedAddress, ServiceTarget};
 use device::{Called, Connected, Hold, Reply};
 use hostside::offers::Groups;
 use hostside::proxy::identity::field;
+use hostside::proxy::memory::TcpMemory;
 use hostside::proxy::ports::LocalPorts;
 use hostside::proxy::{Lookup, MAX_CALLS, Resolver};
 use policy::{Policy, ServiceId};
 use proxy_header::{ParseConfig, ProxyHeader, Tlv};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, recv};
 use vsock::Reason;
 use wire::vsock::SocketType;
 
@@ -183,7 +186,7 @@ fn connections_that_a_vm_has_ended_count_for_its_share_of_the_hosts_ports() {
         reuses_loopback: false,
     };
     let nobody = Arc::new(Script::default());
-    let stand = Stand::with_ports(Policy::default(), nobody, ports);
+    let stand = Stand::on(Policy::default(), nobody, ports, TcpMemory::default());
     let (listener, address) = tcp_listener();
     let id = stand.offer(service(tcp(address)));
     let call = |vm, cid| {
@@ -208,6 +211,48 @@ fn connections_that_a_vm_has_ended_count_for_its_share_of_the_hosts_ports() {
 }
 
 #[test]
+fn a_vm_that_fills_the_hosts_memory_for_tcp_loses_connections_and_opens_no_others() {
+    let nobody = Arc::new(Script::default());
+    // TCP always has more than this.
+    let memory = TcpMemory::beyond(0);
+    let stand = Stand::on(Policy::default(), nobody, LocalPorts::default(), memory);
+    let (listener, address) = tcp_listener();
+    let id = stand.offer(service(tcp(address)));
+    let call = |vm, cid| {
+        let vm = policy::Address::new(vm, cid);
+        stand.call_as(&vm, Called::Service(id), SocketType::Stream, None)
+    };
+    let other = call("db", 4).expect("put through");
+    let to_other = accept(&listener);
+    // Nothing of what the server sends is taken.
+    let filled = [(); 16].map(|()| {
+        let connected = call("web", 3).expect("put through");
+        let server = accept(&listener);
+        server.set_nonblocking(true).expect("a socket");
+        while (&server).write(&[1; 65536]).is_ok() {}
+        (connected, server)
+    });
+    let is_reset = |server: &TcpStream| {
+        let result = (&*server).read(&mut [0]);
+        result.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+    };
+    until("a connection is reset", || {
+        filled.iter().any(|(_, server)| is_reset(server))
+    });
+    // Its end at the guest is none either.
+    until("the guest has no end of it", || {
+        filled.iter().any(|(connected, _)| {
+            let error = recv(&connected.socket, &mut [0; 1], RecvFlags::PEEK).err();
+            matches!(error, Some(Errno::CONNRESET | Errno::NOTCONN))
+        })
+    });
+    assert_eq!(call("web", 3).err(), Some(Reason::ServiceShare));
+    write(&to_other, b"here");
+    assert_eq!(read_some(&blocking::<TcpStream>(other.socket), 4), b"here");
+    assert!(call("db", 4).is_ok());
+}
+
+#[test]
 fn a_service_is_told_who_calls() {
     // The rules may be others by the time that the call comes here.
     let stand = Stand::new();
@@ -226,7 +271,7 @@ fn a_service_is_told_who_calls() {
     let guest: TcpStream = blocking(connected.socket);
     let server = accept(&listener);
     write(&guest, b"payload");
-    drop(guest);
+    drop((guest, connected.hold));
     let bytes = read_all(server);
     let (header, len) = ProxyHeader::parse(&bytes, ParseConfig::default()).expect("a header");
     assert_eq!(&bytes[len..], b"payload");
