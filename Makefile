@@ -8,7 +8,7 @@ BENCH := $(abspath $(TARGET_DIR))/release/ringdown-bench
 PEER := $(abspath $(TARGET_DIR))/peers/bin/vhost-device-vsock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build agent manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit instructions circuit-library bench-copies bench-transparent small-vm sim soak kernel-tests transparent-suites fuzz api-fuzz mutants proofs interleavings crashes check docs deny lint fmt tidy clean
+.PHONY: help setup build agent static-command manual package package-test images demo three-vms test unit e2e e2e-full hybrid serial-torture bench bench-quick bench-net bench-net-quick bench-circuit instructions circuit-library bench-copies bench-transparent small-vm sim soak kernel-tests vmms transparent-suites fuzz api-fuzz mutants proofs interleavings crashes check docs deny lint fmt tidy clean
 
 help: ## say what there is
 	@echo 'Ringdown: private lines for virtual machines'
@@ -37,10 +37,12 @@ manual: build ## write manual pages and shell completions into target/manual
 	@$(RINGDOWN) manual $(TARGET_DIR)/manual
 	@echo '[manual] read one: man -l $(TARGET_DIR)/manual/man1/ringdown.1; list them all: ls $(TARGET_DIR)/manual/man*'
 
-package: build agent manual ## make a Debian package and a tarball of static binaries in target/packages
-	@echo '[package] the ringdown command, static'
+static-command: setup
+	@echo '[static-command] the ringdown command, static'
 	@RUSTFLAGS='-C target-feature=+crt-static -C strip=symbols' CARGO_TARGET_DIR=$(TARGET_DIR)/static \
 		$(CARGO) build --release --target x86_64-unknown-linux-gnu --package ringdown-cli
+
+package: build agent manual static-command ## make a Debian package and a tarball of static binaries in target/packages
 	@scripts/package deb $(TARGET_DIR)/release $(TARGET_DIR)/manual $(TARGET_DIR)/packages
 	@scripts/package tarball $(TARGET_DIR)/static/x86_64-unknown-linux-gnu/release $(TARGET_DIR)/manual $(TARGET_DIR)/packages
 
@@ -86,6 +88,10 @@ serial-torture: build images ## cut the serial line and kill the daemon and the 
 
 kernel-tests: build images ## run Linux's own tests of vsock between guests
 	@RINGDOWN_BIN=$(RINGDOWN) $(CARGO) xtask kernel-tests
+
+vmms: static-command ## run real VMMs on KVM inside a guest and print what works with which (SHORT=1: QEMU alone); others than QEMU by RINGDOWN_VMM_…
+	@$(CARGO) xtask images --kernel 6.12 --layer qemu
+	@RINGDOWN_BIN=$(abspath $(TARGET_DIR))/static/x86_64-unknown-linux-gnu/release/ringdown $(CARGO) xtask vmms $(if $(SHORT),--short)
 
 transparent-suites: build ## run CPython's, Go's and libuv's tests of sockets in a guest, under `ringdown-agent run` and without it
 	@$(CARGO) xtask images --kernel 6.12 --layer net

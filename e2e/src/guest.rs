@@ -46,6 +46,8 @@ pub struct GuestSpec {
     pub memory_is_shared: bool,
     /// Layers on top of base, modules and agent: `tools`.
     pub layers: Vec<String>,
+    /// Archives of files on top of them.
+    pub archives: Vec<PathBuf>,
     /// Whether Ringdown's agent is in the guest and starts.
     pub agent: bool,
     /// Whether a reset starts the guest anew; otherwise QEMU exits at a reset, a reboot or a panic.
@@ -71,6 +73,7 @@ impl GuestSpec {
             memory_mib: 256,
             memory_is_shared: true,
             layers: Vec::new(),
+            archives: Vec::new(),
             agent: true,
             allow_reboot: false,
             kernel_arguments: Vec::new(),
@@ -433,7 +436,13 @@ impl Starting {
     fn launch(spec: &GuestSpec, accelerator: Accelerator, directory: &Path) -> Result<Starting> {
         let images = Images::open()?;
         let initramfs = directory.join("initramfs");
-        images.write_initramfs(spec.kernel, spec.agent, &spec.layers, &initramfs)?;
+        images.write_initramfs(
+            spec.kernel,
+            spec.agent,
+            &spec.layers,
+            &spec.archives,
+            &initramfs,
+        )?;
         // QEMU connects to us, not we to it: so there is nothing to retry.
         let control = listen(&directory.join("control"))?;
         let qmp = listen(&directory.join("qmp"))?;

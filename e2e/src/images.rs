@@ -163,12 +163,13 @@ impl Images {
     }
 
     /// Writes to `destination` the initramfs of `kernel`: base, modules, the agent if there is one and `agent` asks for it,
-    /// then `layers` by name, then `extra_files`.
+    /// then `layers` by name, then `archives`.
     pub fn write_initramfs(
         &self,
         kernel: Kernel,
         agent: bool,
         layers: &[String],
+        archives: &[PathBuf],
         destination: &Path,
     ) -> Result<()> {
         let mut parts = vec![
@@ -181,6 +182,7 @@ impl Images {
         for layer in layers {
             parts.push(self.layer_path(layer)?);
         }
+        parts.extend_from_slice(archives);
         let mut output = File::create(destination)
             .with_context(|| format!("cannot create {}", destination.display()))?;
         for part in parts {

@@ -144,7 +144,7 @@ impl Restored {
         // The guest does not read it again, but QEMU has to find it.
         let images = Images::open().unwrap();
         images
-            .write_initramfs(kernel, true, &[], &directory.join("initramfs"))
+            .write_initramfs(kernel, true, &[], &[], &directory.join("initramfs"))
             .unwrap();
         let [control, qmp] = ["control", "qmp"].map(|name| {
             let path = directory.join(name);

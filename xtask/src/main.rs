@@ -13,6 +13,7 @@ mod suites;
 mod three_vms;
 mod tidy;
 mod transparent_price;
+mod vmms;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,8 @@ enum Task {
     Promises,
     /// Measure what a connection costs under `ringdown-agent run`, beside TCP over a network card.
     TransparentPrice(transparent_price::TransparentPriceArguments),
+    /// Run real VMMs on KVM inside a guest, and print the table of what works with which.
+    Vmms(vmms::VmmsArguments),
     /// Check this project's own rules, which the compiler does not know.
     Tidy,
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Task::Tests(arguments) => queue::run(&arguments),
         Task::Promises => promises::run(),
         Task::TransparentPrice(arguments) => transparent_price::run(&arguments),
+        Task::Vmms(arguments) => vmms::run(&arguments),
         Task::Tidy => tidy::run(),
     };
     match result {

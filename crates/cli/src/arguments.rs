@@ -389,7 +389,7 @@ pub struct VmmArguments {
     #[arg(
         long,
         value_enum,
-        value_name = "qemu|libvirt|cloud-hypervisor|firecracker"
+        value_name = "qemu|libvirt|cloud-hypervisor|firecracker|alioth"
     )]
     pub vmm: Vmm,
     /// Memory of the guest: a number and K, M, G or T; a `-m` of yours must say the same. A serial VM needs none that is shared
@@ -579,8 +579,10 @@ pub enum Vmm {
     Qemu,
     /// libvirt: the elements of the domain's XML.
     Libvirt,
-    /// Cloud Hypervisor, whose vsock device is its own.
+    /// Cloud Hypervisor, with a vhost-user device, or of a hybrid VM with a vsock device of its own.
     CloudHypervisor,
     /// Firecracker, whose vsock device is its own: a part of its configuration file.
     Firecracker,
+    /// Alioth, with a vhost-user device.
+    Alioth,
 }

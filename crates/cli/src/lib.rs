@@ -5,6 +5,7 @@
 //! code of the guest's command, and `run` with that of its own.
 
 mod agent_install;
+mod alioth;
 mod arguments;
 mod bench;
 mod carry;

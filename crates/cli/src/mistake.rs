@@ -158,7 +158,7 @@ mod tests {
             ),
             (
                 &["args", "web"],
-                "qemu|libvirt|cloud-hypervisor|firecracker",
+                "qemu|libvirt|cloud-hypervisor|firecracker|alioth",
             ),
         ] {
             let text = shown(words);

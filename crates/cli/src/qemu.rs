@@ -356,31 +356,6 @@ mod tests {
     }
 
     #[test]
-    fn cloud_hypervisor_has_a_vsock_of_its_own() {
-        let hybrid = VmStatus {
-            vhost_user: None,
-            kind: api::LineKind::Hybrid,
-            hybrid: Some("/r/v".into()),
-            nets: vec![port("lan", 1), port("dmz", 4)],
-            ..vm("/r/v")
-        };
-        let arguments = crate::cloud_hypervisor::arguments(&hybrid, &memory("256M"));
-        assert_eq!(
-            arguments,
-            [
-                "--memory",
-                "size=256M,shared=on",
-                "--vsock",
-                "cid=3,socket=/r/v",
-                "--net",
-                "vhost_user=true,socket=/r/web.net-lan.vhost,mac=02:00:00:01:00:03,num_queues=2,queue_size=1024,mtu=9000",
-                "vhost_user=true,socket=/r/web.net-dmz.vhost,mac=02:00:00:01:00:03,num_queues=8,queue_size=1024,mtu=9000",
-            ]
-        );
-        assert!(crate::cloud_hypervisor::arguments(&vm("/r/v"), &memory("256M")).is_empty());
-    }
-
-    #[test]
     fn a_path_means_the_same_to_the_shell_and_to_qemu() {
         let words = arguments(&vm("/tmp/it's, here"), &memory("1G"), Accelerator::Kvm);
         assert_eq!(words[5], "socket,id=c0,path=/tmp/it's,, here");

@@ -133,7 +133,7 @@ fn wrong_words_end_with_2_and_the_remedy() {
         (&["args", "web"], "--vmm"),
         (
             &["args", "web", "--vmm", "xen"],
-            "[possible values: qemu, libvirt, cloud-hypervisor, firecracker]",
+            "[possible values: qemu, libvirt, cloud-hypervisor, firecracker, alioth]",
         ),
         (
             &["args", "web", "--vmm", "qemu", "--memory", "lots"],

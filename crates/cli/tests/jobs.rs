@@ -108,6 +108,25 @@ fn a_guest_is_shut_down_when_its_line_says_so() {
 }
 
 #[test]
+fn a_vmm_that_stays_when_its_guest_has_halted_is_told_of() {
+    let daemon = FakeDaemon::start(&["name=web"], &[]);
+    let guest = Guest::start(&daemon, "web", &POWER_TOOLS);
+    let outcome = std::thread::scope(|scope| {
+        let shutdown = scope.spawn(|| run(&daemon, &["shutdown", "web", "--timeout", "60"]));
+        guest.wait_for_file("power");
+        guest.leave(&daemon, "web", false);
+        shutdown.join().unwrap()
+    });
+    assert_eq!(outcome.code, Some(0), "{}", outcome.err);
+    let said = outcome.out.trim_end();
+    assert!(
+        said.starts_with("web: shut down after ")
+            && said.ends_with("; its VMM goes on, and has to be ended"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_guest_that_is_off_does_not_reboot_or_fall_asleep() {
     let daemon = FakeDaemon::start(&["name=web"], &[]);
     for command in [

@@ -33,6 +33,7 @@ const COMMANDS: &[(&str, &str, &str)] = &[
     ("args", "args web --vmm qemu", "arguments"),
     ("args", "args fc --vmm cloud-hypervisor", "arguments"),
     ("args", "args fc --vmm firecracker", "configuration"),
+    ("args", "args web --vmm alioth", "arguments"),
     ("bench", "bench web --time 100ms", "measurements"),
     ("check", "check", "findings"),
     ("cp", "cp DIR/file web:DIR/copy", "summary"),

@@ -227,13 +227,35 @@ fn a_vm_is_added_to_networks_and_its_vmm_is_told() {
         "{}",
         outcome.out
     );
-    assert!(outcome.err.contains("the networks only"), "{}", outcome.err);
-    said(&daemon, &["vm", "add", "plain"]);
-    let plain = run_with(
-        daemon.runtime_dir(),
-        &["args", "plain", "--vmm", "cloud-hypervisor"],
+    assert!(
+        outcome.out.contains("--generic-vhost-user 'socket="),
+        "{}",
+        outcome.out
     );
-    assert_refused(&plain, 2, "add VM \"plain\" with --hybrid SOCKET");
+    assert_eq!(outcome.err, "");
+    said(&daemon, &["vm", "add", "old", "--serial"]);
+    let old = ["args", "old", "--vmm", "cloud-hypervisor"];
+    let old = run_with(daemon.runtime_dir(), &old);
+    assert_refused(&old, 2, "add VM \"old\" without --serial");
+    said(&daemon, &["vm", "add", "older", "--serial", "--net", "lan"]);
+    let older = ["args", "older", "--vmm", "cloud-hypervisor"];
+    let older = run_with(daemon.runtime_dir(), &older);
+    assert!(older.err.contains("the networks only"), "{}", older.err);
+    let alioth = ["args", "db", "--vmm", "alioth"];
+    let outcome = run_with(daemon.runtime_dir(), &alioth);
+    assert!(
+        outcome.out.contains("--vsock vu,socket="),
+        "{}",
+        outcome.out
+    );
+    assert!(
+        outcome.err.contains("without the VM's networks"),
+        "{}",
+        outcome.err
+    );
+    let old = ["args", "old", "--vmm", "alioth"];
+    let old = run_with(daemon.runtime_dir(), &old);
+    assert_refused(&old, 2, "add VM \"old\" without --serial");
     let firecracker = ["args", "db", "--vmm", "firecracker"];
     let refused = run_with(daemon.runtime_dir(), &firecracker);
     assert_refused(&refused, 2, "add VM \"db\" with --hybrid SOCKET");

@@ -17,6 +17,8 @@ pub struct ForeignLayer {
     pub title: &'static str,
     /// The packages; their dependencies come with them.
     pub packages: &'static [&'static str],
+    /// Whether it is made only when it is asked for by name.
+    pub on_request: bool,
     /// What it takes from those packages: files, or directories with all that is in them.
     paths: &'static [&'static str],
     /// Files of ours beside them: path, mode, content.
@@ -35,6 +37,7 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
             "openssh-sftp-server",
             "socat",
         ],
+        on_request: false,
         paths: &[
             "etc/ssh/moduli",
             "usr/bin/ncat",
@@ -69,6 +72,7 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
             "python3-minimal",
             "python3-pip",
         ],
+        on_request: false,
         paths: &[
             "etc/ssl/openssl.cnf",
             "usr/bin/curl",
@@ -87,6 +91,7 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         name: "git",
         title: "curl, git",
         packages: &["curl", "git"],
+        on_request: false,
         paths: &[
             "usr/bin/curl",
             "usr/bin/git",
@@ -99,6 +104,7 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         name: "servers",
         title: "nginx",
         packages: &["nginx-light"],
+        on_request: false,
         paths: &["usr/sbin/nginx"],
         own_files: &[],
     },
@@ -106,6 +112,7 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         name: "lan",
         title: "ip, bridge, ethtool, iperf3, a DHCP client's script",
         packages: &["ethtool", "iperf3", "iproute2", "udhcpc"],
+        on_request: false,
         paths: &[
             "etc/udhcpc/default.script",
             "sbin/ethtool",
@@ -119,6 +126,7 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         name: "nbd",
         title: "nbdkit, nbdcopy, nbdinfo",
         packages: &["libnbd-bin", "nbdkit"],
+        on_request: false,
         paths: &[
             "usr/bin/nbdcopy",
             "usr/bin/nbdinfo",
@@ -134,6 +142,7 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
         name: "jobs",
         title: "qemu-ga, systemd's journal",
         packages: &["qemu-guest-agent", "systemd"],
+        on_request: false,
         paths: &[
             "usr/sbin/qemu-ga",
             "bin/journalctl",
@@ -144,6 +153,21 @@ pub const FOREIGN_LAYERS: &[ForeignLayer] = &[
             0o755,
             include_bytes!("../../guest/start-journal"),
         )],
+    },
+    ForeignLayer {
+        name: "qemu",
+        title: "QEMU, and what other VMMs are linked with",
+        packages: &["qemu-system-x86"],
+        on_request: true,
+        paths: &[
+            "usr/bin/qemu-system-x86_64",
+            "usr/share/qemu/kvmvapic.bin",
+            "usr/share/qemu/linuxboot_dma.bin",
+            "usr/share/qemu/pvh.bin",
+            "usr/share/seabios/bios-256k.bin",
+            "lib/x86_64-linux-gnu/libgcc_s.so.1",
+        ],
+        own_files: &[],
     },
 ];
 

@@ -4,12 +4,12 @@
 //! depends on the machine. What is up to date by the fingerprint of its inputs is left alone; the network is
 //! used only when a package is not there yet, or on `--refresh`.
 
-mod cpio;
+pub mod cpio;
 pub mod files;
 mod layers;
 mod modules;
 pub mod packages;
-mod programs;
+pub mod programs;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -54,7 +54,7 @@ pub struct ImagesArguments {
     /// Leave the agent out (its layer is removed).
     #[arg(long)]
     without_agent: bool,
-    /// Which layers of foreign programs; without it, all.
+    /// Which layers of foreign programs; without it, all that tests of every day need.
     #[arg(long = "layer", value_name = "LAYER", value_parser = foreign_layer_names())]
     layers: Vec<String>,
 }
@@ -103,9 +103,12 @@ fn foreign_layer_names() -> PossibleValuesParser {
 }
 
 fn chosen_layers(arguments: &ImagesArguments) -> impl Iterator<Item = &'static ForeignLayer> {
-    FOREIGN_LAYERS.iter().filter(|layer| {
-        arguments.layers.is_empty() || arguments.layers.iter().any(|name| name == layer.name)
-    })
+    FOREIGN_LAYERS
+        .iter()
+        .filter(|layer| match arguments.layers.is_empty() {
+            true => !layer.on_request,
+            false => arguments.layers.iter().any(|name| name == layer.name),
+        })
 }
 
 /// Makes the images.
@@ -520,7 +523,8 @@ fn build_static_programs(with_agent: bool) -> Result<StaticPrograms> {
     })
 }
 
-fn target_directory() -> Result<PathBuf> {
+/// Where cargo builds.
+pub fn target_directory() -> Result<PathBuf> {
     let metadata = crate::tidy::metadata(&project_root())?;
     let path = metadata["target_directory"]
         .as_str()

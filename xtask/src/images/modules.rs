@@ -21,6 +21,8 @@ const AVAILABLE: &[&str] = &[
     "dax_pmem",
     "device_dax",
     "inet_diag",
+    "kvm_amd",
+    "kvm_intel",
     "loop",
     "nd_pmem",
     "tun",

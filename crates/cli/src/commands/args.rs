@@ -7,7 +7,7 @@ use crate::arguments::{Vmm, VmmArguments};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::vmm::Accelerator;
-use crate::{check, cloud_hypervisor, firecracker, json, libvirt, qemu, windows};
+use crate::{alioth, check, cloud_hypervisor, firecracker, json, libvirt, qemu, windows};
 
 /// Prints the arguments.
 pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
@@ -27,6 +27,7 @@ pub fn run(client: &Client, options: &VmmArguments) -> Result<(), Failure> {
     match options.vmm {
         Vmm::CloudHypervisor => for_cloud_hypervisor(&status, options),
         Vmm::Firecracker => for_firecracker(&status, options),
+        Vmm::Alioth => for_alioth(&status, options),
         Vmm::Libvirt if options.json => Err(Failure::usage(
             "libvirt has XML and not arguments: leave --json out",
         )),
@@ -61,20 +62,41 @@ fn note_cards(status: &VmStatus, options: &VmmArguments, accelerator: Accelerato
     }
 }
 
-/// Cloud Hypervisor shares its vsock device with no other program, and has no virtio-serial ports.
+/// Cloud Hypervisor has no virtio-serial ports.
 fn for_cloud_hypervisor(status: &VmStatus, options: &VmmArguments) -> Result<(), Failure> {
     let arguments = cloud_hypervisor::arguments(status, &options.memory);
     if arguments.is_empty() {
         return Err(Failure::usage(format!(
-            "Cloud Hypervisor has a vsock device of its own: add VM {:?} with --hybrid SOCKET, the socket that its --vsock is to make",
+            "Cloud Hypervisor has no virtio-serial ports: add VM {:?} without --serial",
             options.name
         )));
     }
-    if status.kind != LineKind::Hybrid {
+    if status.kind == LineKind::Serial {
         eprintln!(
-            "note: these are the networks only: Cloud Hypervisor cannot attach to this VM's {} line, and is one for --hybrid",
-            status.kind
+            "note: these are the networks only: Cloud Hypervisor has no virtio-serial ports, and cannot attach to this VM's serial line"
         );
+    } else if !status.channels.is_empty() {
+        eprintln!(
+            "note: this is without the VM's channels: Cloud Hypervisor has no virtio-serial ports"
+        );
+    }
+    match options.json {
+        true => print_named("arguments", &arguments),
+        false => print(&format!("{}\n", qemu::shell_line(&arguments))),
+    }
+}
+
+/// Alioth is told nothing of a card but its socket, so that the guest's would not have the VM's address.
+fn for_alioth(status: &VmStatus, options: &VmmArguments) -> Result<(), Failure> {
+    let arguments = alioth::arguments(status, &options.memory);
+    if arguments.is_empty() {
+        return Err(Failure::usage(format!(
+            "Alioth attaches to vsock lines only: add VM {:?} without --{}",
+            options.name, status.kind
+        )));
+    }
+    if !status.nets.is_empty() || !status.channels.is_empty() {
+        eprintln!("note: this is without the VM's networks and channels, which Alioth cannot have");
     }
     match options.json {
         true => print_named("arguments", &arguments),

@@ -175,6 +175,8 @@ impl Order {
                 begun.elapsed().as_secs_f64(),
                 match self.action {
                     Power::Suspend => "; its VMM has to wake it up (of QEMU: system_wakeup)",
+                    Power::Shutdown if vmm_stays(find, &before.full_name()) =>
+                        "; its VMM goes on, and has to be ended",
                     Power::Shutdown | Power::Reboot => "",
                 }
             )),
@@ -310,21 +312,37 @@ struct Away {
 
 impl Away {
     fn saw(&mut self, now: &VmStatus) {
-        let has_vmm = match now.state {
-            VmState::Joined => is_served(now.vmm_socket()),
-            VmState::Ready => true,
-            _ => now.attached,
-        };
         let since = |away: &mut Option<Instant>, is_here: bool| match is_here {
             true => *away = None,
             false => *away = away.or_else(|| Some(Instant::now())),
         };
         since(&mut self.agent, now.state == VmState::Ready);
-        since(&mut self.vmm, has_vmm);
+        since(&mut self.vmm, has_vmm(now));
     }
 
     fn for_long(since: Option<Instant>, time: Duration) -> bool {
         since.is_some_and(|since| since.elapsed() >= time)
+    }
+}
+
+fn has_vmm(now: &VmStatus) -> bool {
+    match now.state {
+        VmState::Joined => is_served(now.vmm_socket()),
+        VmState::Ready => true,
+        _ => now.attached,
+    }
+}
+
+/// Whether the VMM of a guest that is off is there a while later, as Firecracker is, and has not started the guest again.
+fn vmm_stays(find: Find<'_>, name: &str) -> bool {
+    let until = Instant::now() + UNPLUGGED;
+    loop {
+        let now = find(name).ok().flatten();
+        let stays = now.is_some_and(|now| now.state != VmState::Ready && has_vmm(&now));
+        if !stays || Instant::now() >= until {
+            return stays;
+        }
+        std::thread::sleep(LOOK);
     }
 }
 
