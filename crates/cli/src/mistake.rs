@@ -28,6 +28,13 @@ pub(crate) fn clearer(mut error: Error, command: &Command) -> Error {
                 is_exec.then_some("leave -i out: standard input is the command's in any case, and -t alone gives it a terminal")
             });
         }
+        ErrorKind::UnknownArgument if !word(&error, ContextKind::InvalidArg).starts_with('-') => {
+            suggest(&mut error, |usage| {
+                let is_bench = usage.contains("ringdown bench ");
+                is_bench
+                    .then_some("another VM stands behind --to, as in `ringdown bench web --to db`")
+            })
+        }
         ErrorKind::MissingRequiredArgument => suggest(&mut error, |usage| {
             let is_link = usage.contains("ringdown net link ");
             is_link.then_some("the network stands before up or down, as in `ringdown net link web lan down`; `ringdown net ls` lists them")
@@ -151,6 +158,7 @@ mod tests {
             (&["policy", "xyzzy"], "there are: "),
             (&["policy", "xyzzy"], "check"),
             (&["xyzzy"], "`ringdown help` lists the commands"),
+            (&["bench", "web", "db"], "`ringdown bench web --to db`"),
             (&["shutdown"], "ringdown shutdown [OPTIONS] --all"),
             (
                 &["net", "link", "web", "down"],

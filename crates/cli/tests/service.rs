@@ -211,6 +211,20 @@ fn programs_of_services_run_outside_the_sandbox_and_files_elsewhere_are_refused(
             ),
             "the sandbox does not let the daemon make",
         ),
+        (
+            format!(
+                "{program}[[vm]]\nname = \"v\"\nhost = {:?}\n",
+                elsewhere.join("no/v")
+            ),
+            &format!(
+                ": line 18, column 1: there is no {}/no: correct the path, or make it",
+                elsewhere.display()
+            ),
+        ),
+        (
+            program.replace("/bin/true", "/bin/no-such-program"),
+            "there is no /bin/no-such-program: correct the path, or make it",
+        ),
     ] {
         std::fs::write(&file, base.clone() + &text).unwrap();
         let check = run_with(&run, &["check", "--config", file.to_str().unwrap()]);

@@ -25,7 +25,7 @@ mod places;
 mod tests;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use config::input::InputError;
@@ -35,6 +35,7 @@ use places::Needs;
 pub use places::Places;
 
 use hostside::starter::{self, Starter};
+use sys::links::{Fuse, find};
 
 static IN_FORCE: OnceLock<Sandbox> = OnceLock::new();
 
@@ -182,6 +183,22 @@ impl Sandbox {
         needs
     }
 
+    /// Of what is lacking, what is not there. It is said first: mostly a path is wrong then.
+    fn missing(lacking: &Needs) -> Result<(), InputError> {
+        let directories = lacking.files.iter().filter_map(|path| path.parent());
+        let programs = lacking.commands.iter().filter_map(|words| words.first());
+        let is_missing = |path: &&Path| {
+            let found = find(path, Fuse::Refused);
+            found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        match directories.chain(programs.map(Path::new)).find(is_missing) {
+            Some(path) => Err(InputError::MissingPath {
+                path: path.to_owned(),
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn refusal(&self, lacking: Needs) -> InputError {
         let programs = lacking.commands.into_iter();
         InputError::OutsideSandbox {
@@ -203,6 +220,7 @@ pub fn check_vm(request: &VmRequest) -> Result<(), InputError> {
         return Ok(());
     };
     let lacking = sandbox.lacking(Needs::of_vm(request));
+    Sandbox::missing(&lacking)?;
     match lacking.is_empty() {
         true => Ok(()),
         false => Err(sandbox.refusal(lacking)),
@@ -217,16 +235,22 @@ pub fn check_config(config: &Config) -> Result<(), ConfigError> {
     let Some(sandbox) = in_force() else {
         return Ok(());
     };
+    let refused = |place: &str, error| ConfigError::Input {
+        place: place.to_owned(),
+        error,
+    };
     let by_place = Needs::by_place(config).into_iter();
-    let mut lacking = by_place
+    let lacking: Vec<_> = by_place
         .map(|(place, needs)| (place, sandbox.lacking(needs)))
-        .filter(|(_, lacking)| !lacking.is_empty());
+        .filter(|(_, lacking)| !lacking.is_empty())
+        .collect();
+    for (place, of_place) in &lacking {
+        Sandbox::missing(of_place).map_err(|error| refused(place, error))?;
+    }
+    let mut lacking = lacking.into_iter();
     let Some((place, mut all)) = lacking.next() else {
         return Ok(());
     };
     lacking.for_each(|(_, more)| all.extend(more));
-    Err(ConfigError::Input {
-        place: place.to_owned(),
-        error: sandbox.refusal(all),
-    })
+    Err(refused(place, sandbox.refusal(all)))
 }

@@ -34,7 +34,7 @@ const MAX_CALLERS: usize = 8;
 pub enum HoldError {
     #[error("a keeper runs at {} already", path.display())]
     InUse { path: PathBuf },
-    #[error("cannot listen at {}: {error}", path.display())]
+    #[error("cannot listen at {}: {error}; name a socket in a directory that is there and that this user may write", path.display())]
     Listen { path: PathBuf, error: io::Error },
     #[error("the keeper cannot go on: {0}")]
     System(#[from] Errno),

@@ -47,8 +47,14 @@ impl Forward {
         let (here, there) = text.split_once(':').unwrap_or((text, text));
         let port = |text: &str| text.parse().ok().filter(|port: &u16| *port > 0);
         let (Some(here), Some(there)) = (port(here), port(there)) else {
+            let tip = match text.contains('/') {
+                true => {
+                    "; UNIX sockets and addresses stand behind -L or -R, as in `-L 8080:/run/app.sock`"
+                }
+                false => "",
+            };
             return Err(format!(
-                "{text:?}: expected PORT or PORT:PORT, from 1 to 65535"
+                "{text:?}: expected PORT or PORT:PORT, from 1 to 65535{tip}"
             ));
         };
         Ok(Forward {
@@ -167,5 +173,7 @@ mod tests {
         for wrong in ["0", "80:0", "65536", "80:80:80", "x"] {
             assert!(Forward::parse_ports(wrong).is_err(), "{wrong}");
         }
+        let of_socket = Forward::parse_ports("9090:/run/x.sock").unwrap_err();
+        assert!(of_socket.contains("`-L 8080:/run/app.sock`"), "{of_socket}");
     }
 }

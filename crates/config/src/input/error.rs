@@ -294,6 +294,8 @@ pub enum InputError {
         "{key:?} cannot change while the daemon runs: put it back to {was:?}, or start the daemon anew"
     )]
     FixedSetting { key: &'static str, was: String },
+    #[error("there is no {}: correct the path, or make it", path.display())]
+    MissingPath { path: PathBuf },
     #[error("{}", outside_sandbox(paths, programs, *has_keeper))]
     OutsideSandbox {
         /// Files that it would make.

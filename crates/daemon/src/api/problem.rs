@@ -195,6 +195,7 @@ fn input_kind(error: &InputError) -> Kind {
         | InputError::UnknownUser { .. }
         | InputError::UserLookup { .. }
         | InputError::UnknownNetwork { .. }
+        | InputError::MissingPath { .. }
         | InputError::OutsideSandbox { .. } => Kind::Impossible,
         _ => Kind::InvalidRequest,
     }
