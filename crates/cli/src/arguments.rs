@@ -33,7 +33,7 @@ pub use jobs::{
     TimeArguments,
 };
 
-pub use policy::{PolicyCheck, PolicyCommand, PolicyTest};
+pub use policy::{PolicyCheck, PolicyCommand, PolicyShow, PolicyTest};
 pub use run::RunArguments;
 
 pub use top::TopArguments;

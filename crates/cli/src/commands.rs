@@ -66,6 +66,7 @@ pub fn run(arguments: Arguments) -> Result<u8, Failure> {
         Command::Check(options) => return check::run(arguments.runtime_dir.as_deref(), &options),
         Command::Policy(PolicyCommand::Test(options)) => return policy::test(&client, &options),
         Command::Policy(PolicyCommand::Check(options)) => return policy::check(&client, &options),
+        Command::Policy(PolicyCommand::Show(options)) => policy::show(&client, &options)?,
         Command::Upgrade(options) => return upgrade::upgrade(&client, &options),
         Command::Why(options) => return events::why(&client, &options),
         Command::Events(options) => events::events(&client, &options)?,

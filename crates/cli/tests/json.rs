@@ -45,6 +45,7 @@ const COMMANDS: &[(&str, &str, &str)] = &[
     ("net macs", "net macs lan", "macs"),
     ("net show", "net show lan", "network"),
     ("policy check", "policy check", "findings"),
+    ("policy show", "policy show", "rules"),
     ("policy test", "policy test web fc 80", "decision"),
     ("reload", "reload", "findings"),
     ("stats", "stats web --count 2 --interval 100ms", "stats"),

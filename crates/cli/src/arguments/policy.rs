@@ -11,6 +11,16 @@ pub enum PolicyCommand {
     Test(PolicyTest),
     /// Look for rules that never match or open nothing, and for names that do not exist
     Check(PolicyCheck),
+    /// List the rules that the daemon has in force, in the order in which they are asked
+    Show(PolicyShow),
+}
+
+/// The options of `policy show`.
+#[derive(Debug, Args)]
+pub struct PolicyShow {
+    /// Print the rules as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The options of `policy test`.

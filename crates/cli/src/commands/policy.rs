@@ -1,8 +1,8 @@
-//! `ringdown policy`: which rule decides about a call, and which rules cannot be meant.
+//! `ringdown policy`: the rules in force, which one decides about a call, and which cannot be meant.
 
 use std::path::Path;
 
-use api::{PolicyAnswer, PolicyReport, PolicyVerdict};
+use api::{PolicyAnswer, PolicyReport, PolicyVerdict, RuleInfo};
 use config::directories::default_runtime_dir;
 use config::input::InputError;
 use config::{Cids, Plan, parse_port, read_file};
@@ -10,8 +10,9 @@ use daemon::policy::{AskError, Rulebook};
 use wire::agent::forward::Place;
 
 use super::reload::count;
+use super::table::{row, table};
 use super::{print, print_json, print_named};
-use crate::arguments::{PolicyCheck, PolicyTest};
+use crate::arguments::{PolicyCheck, PolicyShow, PolicyTest};
 use crate::client::{Called, Client};
 use crate::failure::{FAILURE, Failure};
 
@@ -60,6 +61,50 @@ pub fn check(client: &Client, options: &PolicyCheck) -> Result<u8, Failure> {
     } else {
         FAILURE
     })
+}
+
+/// `ringdown policy show`.
+///
+/// # Errors
+/// [`Failure`] when the daemon does not say.
+pub fn show(client: &Client, options: &PolicyShow) -> Result<(), Failure> {
+    let listed = client.rules()?;
+    if options.json {
+        return print_json(&listed);
+    }
+    if listed.rules.is_empty() {
+        eprintln!("no rules");
+    } else {
+        print(&rules_in_words(&listed.rules))?;
+    }
+    if listed.more > 0 {
+        eprintln!("{} more rules are not listed", listed.more);
+    }
+    Ok(())
+}
+
+fn rules_in_words(rules: &[RuleInfo]) -> String {
+    let mut rows = vec![row(["", "RULE", "FROM", "TO", "PORT", "ACTION", "LIMITS"])];
+    for rule in rules {
+        let action = match &rule.redirect {
+            Some(to) => format!("redirected to {to}"),
+            None => rule.verdict.word().to_owned(),
+        };
+        let limits = rule.limits.iter();
+        let limits: Vec<String> = limits
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
+        rows.push(vec![
+            (rule.index + 1).to_string(),
+            rule.label.clone(),
+            rule.from.join(","),
+            rule.to.join(","),
+            rule.ports.join(","),
+            action,
+            limits.join(" "),
+        ]);
+    }
+    table(&rows)
 }
 
 /// What is called: a service's own port where nothing is given.
@@ -150,6 +195,22 @@ fn findings(report: &PolicyReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rules_are_listed_as_they_are_asked() {
+        let rules = serde_json::json!([
+            {"index": 0, "label": "db", "place": "a.toml:3", "from": ["@web", "ci"], "to": ["db"], "ports": ["5432"], "verdict": "allowed", "limits": {"circuits": 9}},
+            {"index": 1, "label": "a.toml:9", "place": "a.toml:9", "from": ["any"], "to": ["host"], "ports": ["*"], "verdict": "redirected", "redirect": "service:x"},
+        ]);
+        let rules: Vec<RuleInfo> = serde_json::from_value(rules).unwrap();
+        let lines = [
+            "   RULE      FROM     TO    PORT  ACTION                   LIMITS",
+            "1  db        @web,ci  db    5432  allowed                  circuits=9",
+            "2  a.toml:9  any      host  *     redirected to service:x",
+        ];
+        let expected = lines.map(|line| format!("{line}\n")).concat();
+        assert_eq!(rules_in_words(&rules), expected);
+    }
 
     #[test]
     fn a_place_in_a_guest_is_asked_about_by_the_host_alone() {
