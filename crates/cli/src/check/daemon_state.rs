@@ -90,7 +90,7 @@ fn processes_of(client: &Client) -> Vec<Finding> {
     let paths = health.paths_ended.then(|| {
         Finding::error(
             ABOUT,
-            "its process `ringdown-paths` has ended: nothing can be added or removed whose path is in a directory that others may read or write",
+            "its process `ringdown-paths` has ended: nothing can be added or removed whose path is in a directory that others may read or write, and calls to services at sockets there fail",
             "restart the daemon",
         )
     });

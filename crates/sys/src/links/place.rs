@@ -140,7 +140,9 @@ impl Place {
         }
         let mount = fuse::mount_of(found)?;
         match mount {
-            Some(id) if mount != self.mount && fuse::is_fuse(id)? => Err(in_fuse(path, name)),
+            Some(id) if mount != self.mount && fuse::is_fuse(found, id)? => {
+                Err(in_fuse(path, name))
+            }
             _ => Ok(mount),
         }
     }

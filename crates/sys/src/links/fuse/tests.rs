@@ -94,7 +94,8 @@ fn each_mount_is_known_as_it_comes_and_goes() {
         unmount();
         // It is in no table any more, and what was found there is.
         let mount = mount_of(&before).unwrap().unwrap();
-        assert_eq!(is_fuse(mount).unwrap_err().raw_os_error(), Some(116));
+        let error = is_fuse_by_table(mount).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(116));
         drop(before);
         let fuse = SilentFuse::at(&inner).unwrap();
         assert_refused(find(&inner, Fuse::Refused));
@@ -102,6 +103,41 @@ fn each_mount_is_known_as_it_comes_and_goes() {
         unmount();
     }
     assert!(find(Path::new("/proc/self/ns"), Fuse::Refused).is_ok());
+}
+
+/// Where the kernel gives no number again.
+#[test]
+fn the_table_is_not_read_for_a_mount_that_is_known() {
+    if !has_own_mounts("links::fuse::tests::the_table_is_not_read_for_a_mount_that_is_known") {
+        return;
+    }
+    let scene = scene();
+    let root = rustix::fs::open(
+        "/",
+        super::super::place::PATH_ONLY,
+        rustix::fs::Mode::empty(),
+    );
+    if number_of(&root.unwrap(), MNT_ID_UNIQUE).unwrap().is_none() {
+        return;
+    }
+    let mount = |name: &str| {
+        let path = scene.path().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        let none = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("none", &path, "tmpfs", none, None).unwrap();
+        path
+    };
+    let known = mount("known");
+    find(&known, Fuse::Refused).unwrap();
+    // Others come, and reading would wait.
+    let later = mount("later");
+    let reading = MOUNTS.lock().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || tell.send(find(&known, Fuse::Refused).is_ok()));
+    let found = told.recv_timeout(std::time::Duration::from_secs(60));
+    assert_eq!(found, Ok(true));
+    drop(reading);
+    find(&later, Fuse::Refused).unwrap();
 }
 
 #[test]
