@@ -1,9 +1,9 @@
 //! The guest's clock: what it says, its keepers, and setting it.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::time::{ClockId, Timespec};
 use wire::agent::job::MAX_CLOCK_STEP_NS;
 
@@ -22,10 +22,10 @@ const KEEPERS: [&str; 5] = ["chronyd", "ntpd", "openntpd", "ntpd-rs", "ptp4l"];
 const CAP_SYS_TIME: u64 = 1 << 25;
 
 /// The bit of a file's mode that makes it run as its owner.
-const SETUID: u32 = 0o4000;
+const SETUID: u16 = 0o4000;
 
 /// The bits of a file's mode that let its group or all others write to it.
-const WRITABLE_BY_OTHERS: u32 = 0o022;
+const WRITABLE_BY_OTHERS: u16 = 0o022;
 
 /// How often a process is checked. What is read of it is not of one moment, as it may run another program meanwhile.
 const LOOKS: [(); 3] = [(); 3];
@@ -105,8 +105,8 @@ fn user_namespace(process: &Path) -> Option<PathBuf> {
 #[derive(Debug, PartialEq)]
 struct Keeper {
     name: &'static str,
-    /// The file of its program: device and number.
-    program: (u64, u64),
+    /// The file of its program: its device, by two numbers, and its own number.
+    program: (u32, u32, u64),
     uid: u32,
 }
 
@@ -116,20 +116,27 @@ impl Keeper {
     fn look(process: &Path, ours: &Path) -> Option<Keeper> {
         let name = std::fs::read_to_string(process.join("comm")).ok()?;
         let name = KEEPERS.into_iter().find(|keeper| *keeper == name.trim())?;
-        let program = std::fs::metadata(process.join("exe")).ok()?;
         let status = std::fs::read_to_string(process.join("status")).ok()?;
         let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
         let mut uids = field("Uid:")?.split_ascii_whitespace();
         let uid = uids.next()?;
         let effective = u64::from_str_radix(field("CapEff:")?.trim(), 16).ok()?;
-        let is_keeper = user_namespace(process)? == ours
-            && program.mode() & (SETUID | WRITABLE_BY_OTHERS) == 0
-            && [0, rustix::process::geteuid().as_raw()].contains(&program.uid())
-            && effective & CAP_SYS_TIME != 0
-            && uids.all(|other| other == uid);
+        let may_set = effective & CAP_SYS_TIME != 0 && uids.all(|other| other == uid);
+        if !may_set || user_namespace(process)? != ours {
+            return None;
+        }
+        // Last, and from what the kernel knows: the file may be in a FUSE file system of any user, which may never answer.
+        let (flags, wanted) = (AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS);
+        let program = rustix::fs::statx(CWD, process.join("exe"), flags, wanted).ok()?;
+        let is_keeper = program.stx_mode & (SETUID | WRITABLE_BY_OTHERS) == 0
+            && [0, rustix::process::geteuid().as_raw()].contains(&program.stx_uid);
         is_keeper.then_some(Keeper {
             name,
-            program: (program.dev(), program.ino()),
+            program: (
+                program.stx_dev_major,
+                program.stx_dev_minor,
+                program.stx_ino,
+            ),
             uid: uid.parse().ok()?,
         })
     }
@@ -196,6 +203,48 @@ mod tests {
         assert_eq!(step(i64::MIN, i64::MAX, zero), None);
     }
 
+    /// In a directory like `/proc`, by its name, ids, capabilities and user namespace, and its program.
+    fn make_process(proc: &Path, number: &str, words: [&str; 4], exe: &Path) {
+        let [name, uids, mask, namespace] = words;
+        let directory = proc.join(number);
+        std::fs::create_dir_all(directory.join("ns")).unwrap();
+        std::fs::write(directory.join("comm"), format!("{name}\n")).unwrap();
+        let status = format!("Name:\t{name}\nUid:\t{uids}\nGid:\t1\t1\t1\t1\nCapEff:\t{mask}\n");
+        std::fs::write(directory.join("status"), status).unwrap();
+        std::os::unix::fs::symlink(namespace, directory.join("ns/user")).unwrap();
+        std::os::unix::fs::symlink(exe, directory.join("exe")).unwrap();
+    }
+
+    #[test]
+    fn a_file_system_that_never_answers_is_asked_of_no_program() {
+        let test = "clock::tests::a_file_system_that_never_answers_is_asked_of_no_program";
+        if !silent_fuse::has_own_mounts(test) {
+            return;
+        }
+        let proc = tempfile::tempdir().unwrap();
+        let place = proc.path().join("of-user");
+        std::fs::create_dir(&place).unwrap();
+        let fuse = silent_fuse::SilentFuse::at(&place).unwrap();
+        let (own, other) = ("user:[1]", "user:[2]");
+        let (all, none) = ("000001ffffffffff", "0000000000000000");
+        let (same, real) = ("0\t0\t0\t0", "1000\t0\t0\t0");
+        make_process(proc.path(), "self", ["x", same, all, own], &place);
+        // Its way alone asks the file system.
+        let deeper = place.join("chronyd");
+        for (number, words) in [
+            ("10", ["chronyd", same, all, other]),
+            ("11", ["chronyd", same, none, own]),
+            ("12", ["chronyd", real, all, own]),
+        ] {
+            make_process(proc.path(), number, words, &deeper);
+        }
+        assert_eq!(keeper_among_processes(proc.path()), None);
+        // A keeper by all else, whose program is looked at.
+        make_process(proc.path(), "13", ["chronyd", same, all, own], &place);
+        keeper_among_processes(proc.path());
+        assert!(!fuse.was_asked());
+    }
+
     #[test]
     fn a_keeper_has_its_name_and_may_set_the_clock() {
         let proc = tempfile::tempdir().unwrap();
@@ -209,14 +258,7 @@ mod tests {
         let of_all = program("mine", 0o777);
         let process_of =
             |number: &str, name: &str, uids: &str, mask: &str, namespace: &str, exe: &Path| {
-                let directory = proc.path().join(number);
-                std::fs::create_dir_all(directory.join("ns")).unwrap();
-                std::fs::write(directory.join("comm"), format!("{name}\n")).unwrap();
-                let status =
-                    format!("Name:\t{name}\nUid:\t{uids}\nGid:\t1\t1\t1\t1\nCapEff:\t{mask}\n");
-                std::fs::write(directory.join("status"), status).unwrap();
-                std::os::unix::fs::symlink(namespace, directory.join("ns/user")).unwrap();
-                std::os::unix::fs::symlink(exe, directory.join("exe")).unwrap();
+                make_process(proc.path(), number, [name, uids, mask, namespace], exe);
             };
         let process = |number: &str, name: &str, mask: &str, namespace: &str, exe: &Path| {
             process_of(number, name, "100\t100\t100\t100", mask, namespace, exe);
@@ -251,7 +293,7 @@ mod tests {
         let keeper = |program, uid| {
             Some(Keeper {
                 name: "chronyd",
-                program: (1, program),
+                program: (1, 1, program),
                 uid,
             })
         };

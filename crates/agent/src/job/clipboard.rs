@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use wire::agent::job::{Answer, MAX_CLIPBOARD_LEN};
 use wire::agent::{ErrorKind, Frame, MAX_DATA_LEN, OPERATION_CHANNEL, Stream};
 
-use self::desktop::{Desktop, Display};
+use self::desktop::{Desktop, Display, as_user};
 use super::{Host, report, unavailable};
 use crate::config::Config;
 use crate::stop::Stop;
@@ -43,7 +43,7 @@ const X11: [(Call, Call); 2] = [
 pub(super) fn get(host: &mut Host<'_>, config: &Config) -> Result<(), Stop> {
     let desktop = Desktop::find(config).map_err(unavailable)?;
     let (program, arguments) = tool(config, &desktop, false).map_err(unavailable)?;
-    let output = as_user(&program, &desktop)
+    let output = for_desktop(&program, &desktop)
         .arguments(arguments)
         .max_output(MAX_CLIPBOARD_LEN as usize)
         .run(Instant::now() + TOOL_TIMEOUT)
@@ -92,7 +92,7 @@ pub(super) fn set(host: &mut Host<'_>, config: &Config, len: u32) -> Result<(), 
     let desktop = Desktop::find(config).map_err(unavailable)?;
     let (program, arguments) = tool(config, &desktop, true).map_err(unavailable)?;
     // The program that sets the clipboard serves each paste: these tools stay for that.
-    let output = as_user(&program, &desktop)
+    let output = for_desktop(&program, &desktop)
         .arguments(arguments)
         .input(&text)
         .leaves_child()
@@ -152,14 +152,8 @@ pub(super) fn lock(host: &mut Host<'_>, config: &Config) -> Result<(), Stop> {
     host.answer(Answer::Done)
 }
 
-fn as_user<'a>(program: &std::path::Path, desktop: &Desktop) -> Tool<'a> {
-    let tool = Tool::new(program);
-    // Without the right to change its user, an agent that is run by the desktop's own user needs none.
-    let tool = match rustix::process::geteuid().as_raw() == desktop.uid {
-        true => tool,
-        false => tool.user(desktop.uid, desktop.gid),
-    };
-    tool.environment(desktop.environment.clone())
+fn for_desktop<'a>(program: &std::path::Path, desktop: &Desktop) -> Tool<'a> {
+    as_user(program, desktop.uid, desktop.gid).environment(desktop.environment.clone())
 }
 
 /// The tool of this desktop, and its arguments.

@@ -7,7 +7,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use crate::guest::read_limited;
 use crate::tool::{Tool, find};
 
 /// How long `loginctl` may take, each time.
@@ -20,7 +19,10 @@ const MAX_SESSIONS: usize = 64;
 const MAX_PROCESSES: usize = 65_536;
 
 /// The most that is read of a process's environment, in bytes.
-const MAX_ENVIRONMENT_LEN: u64 = 256 * 1024;
+const MAX_ENVIRONMENT_LEN: usize = 256 * 1024;
+
+/// How long reading all environments may take.
+const ENVIRONMENTS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a program needs to find the display and to be let in.
 const VARIABLES: [&str; 7] = [
@@ -83,17 +85,27 @@ impl Desktop {
         if sessions.is_empty() {
             return Err("no user is logged in at a screen of this guest".to_owned());
         }
-        let mut desktops = sessions
-            .iter()
-            .filter_map(|session| Desktop::of(session, Path::new("/proc")));
-        desktops.next().ok_or_else(|| {
-            "there is no desktop in this guest: no program of the active session has a Wayland or X11 display".to_owned()
-        })
+        for session in &sessions {
+            let deadline = Instant::now() + ENVIRONMENTS_TIMEOUT;
+            let cat = find(&config.search_path, "cat").unwrap_or_else(|| "cat".into());
+            if let Some(desktop) = Desktop::of(session, Path::new("/proc"), &cat, deadline)? {
+                return Ok(desktop);
+            }
+        }
+        Err("there is no desktop in this guest: no program of the active session has a Wayland or X11 display".to_owned())
     }
 
-    fn of(session: &Session, proc: &Path) -> Option<Desktop> {
+    /// Each environment is read by a process of the user: it is in memory of the user's process, which may be of a FUSE file system that never
+    /// answers.
+    fn of(
+        session: &Session,
+        proc: &Path,
+        cat: &Path,
+        deadline: Instant,
+    ) -> Result<Option<Desktop>, String> {
         let mut other = None;
-        for process in std::fs::read_dir(proc).ok()?.flatten().take(MAX_PROCESSES) {
+        let processes = std::fs::read_dir(proc).into_iter().flatten().flatten();
+        for process in processes.take(MAX_PROCESSES) {
             let is_process = process
                 .file_name()
                 .as_bytes()
@@ -106,8 +118,13 @@ impl Desktop {
             let Some(owner) = owner else {
                 continue;
             };
-            let environment = read_limited(&process.path().join("environ"), MAX_ENVIRONMENT_LEN);
-            let environment = variables(&environment.unwrap_or_default());
+            let path = process.path().join("environ");
+            let read = as_user(cat, session.uid, owner.gid())
+                .arguments([&path])
+                .max_output(MAX_ENVIRONMENT_LEN)
+                .run(deadline);
+            let read = read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+            let environment = variables(&read.stdout);
             let has = |name: &str| environment.iter().any(|(key, _)| key == name);
             let display = match (has("WAYLAND_DISPLAY"), has("DISPLAY")) {
                 (true, _) => Display::Wayland,
@@ -126,11 +143,11 @@ impl Desktop {
             };
             // A program of the same user may have been started from elsewhere, as over ssh with a display of its own.
             if is_of_session {
-                return Some(desktop);
+                return Ok(Some(desktop));
             }
             other.get_or_insert(desktop);
         }
-        other
+        Ok(other)
     }
 }
 
@@ -179,6 +196,16 @@ fn variables(environment: &[u8]) -> Vec<(OsString, OsString)> {
         })
     });
     pairs.take(VARIABLES.len()).collect()
+}
+
+/// A tool that runs as this user.
+pub(super) fn as_user<'a>(program: &Path, uid: u32, gid: u32) -> Tool<'a> {
+    let tool = Tool::new(program);
+    // Without the right to change its user, an agent that is run by the desktop's own user needs none.
+    match rustix::process::geteuid().as_raw() == uid {
+        true => tool,
+        false => tool.user(uid, gid),
+    }
 }
 
 fn run(loginctl: &Path, arguments: &[&str]) -> Result<String, String> {
@@ -232,11 +259,15 @@ mod tests {
             id: "2".to_owned(),
             uid,
         };
+        let of = |session: &Session| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            Desktop::of(session, proc.path(), Path::new("/bin/cat"), deadline).unwrap()
+        };
         process("10", "PATH=/bin\0HOME=/root\0");
         process("self", "DISPLAY=:9\0");
-        assert_eq!(Desktop::of(&session, proc.path()), None);
+        assert_eq!(of(&session), None);
         process("11", "DISPLAY=:1\0XAUTHORITY=/x\0SECRET=s\0");
-        let desktop = Desktop::of(&session, proc.path()).unwrap();
+        let desktop = of(&session).unwrap();
         assert_eq!(desktop.display, Display::X11);
         let names: Vec<_> = desktop
             .environment
@@ -248,13 +279,37 @@ mod tests {
             "12",
             "WAYLAND_DISPLAY=wayland-0\0DISPLAY=:0\0XDG_SESSION_ID=2\0",
         );
-        let desktop = Desktop::of(&session, proc.path()).unwrap();
+        let desktop = of(&session).unwrap();
         assert_eq!((desktop.display, desktop.uid), (Display::Wayland, uid));
         let other = Session {
             id: "2".to_owned(),
             uid: uid + 1,
         };
-        assert_eq!(Desktop::of(&other, proc.path()), None);
+        assert_eq!(of(&other), None);
+    }
+
+    /// A process that takes what is read of it from nowhere.
+    #[test]
+    fn an_environment_that_never_comes_is_given_up() {
+        let proc = tempfile::tempdir().unwrap();
+        let path = proc.path().join("10/environ");
+        std::fs::create_dir(proc.path().join("10")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::Fifo,
+            0o600.into(),
+            0,
+        )
+        .unwrap();
+        let session = Session {
+            id: "2".to_owned(),
+            uid: rustix::process::geteuid().as_raw(),
+        };
+        let deadline = Instant::now() + Duration::from_millis(200);
+        let words = Desktop::of(&session, proc.path(), Path::new("/bin/cat"), deadline);
+        let expected = format!("cannot read {}: timed out", path.display());
+        assert_eq!(words.unwrap_err(), expected);
     }
 
     #[test]
