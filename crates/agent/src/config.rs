@@ -74,7 +74,7 @@ impl Config {
     /// The configuration in this file; if none is named, in [`DEFAULT_PATH`] if it is there.
     pub fn read(path: Option<&Path>) -> Result<Config, ConfigError> {
         let file = path.unwrap_or(Path::new(DEFAULT_PATH));
-        let text = match crate::guest::read_limited(file, MAX_LEN + 1) {
+        let text = match crate::guest::read_limited(file, MAX_LEN) {
             Err(error) if path.is_none() && error.kind() == io::ErrorKind::NotFound => {
                 return Ok(Config::default());
             }
@@ -88,9 +88,6 @@ impl Config {
             path: file.to_owned(),
             what,
         };
-        if text.len() as u64 > MAX_LEN {
-            return Err(refused(format!("it is longer than {MAX_LEN} bytes")));
-        }
         let text = String::from_utf8(text).map_err(|_| refused("it is not UTF-8".to_owned()))?;
         let mut config = Config::parse(&text).map_err(refused)?;
         config.path = file.to_owned();

@@ -4,7 +4,8 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, BufRead, BufReader, Read};
+use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,13 @@ pub const SOFTWARE: &str = concat!("ringdown-agent ", env!("CARGO_PKG_VERSION"))
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The most that is read of `/etc/passwd`, in bytes.
-const MAX_PASSWD_LEN: u64 = 1024 * 1024;
+const MAX_PASSWD_LEN: u64 = 16 * 1024 * 1024;
+
+/// The longest path in a table of mounts that leads somewhere: PATH_MAX, with each byte written as four.
+const MAX_ESCAPED_PATH_LEN: usize = 4 * 4096;
+
+/// The most that is kept of a table of mounts, in bytes.
+const MAX_MOUNTS_LEN: usize = 32 * 1024 * 1024;
 
 /// All that the agent can do.
 const CAPABILITIES: [&str; 12] = [
@@ -67,11 +74,63 @@ fn boot_id() -> String {
     String::from_utf8_lossy(&text).trim().to_owned()
 }
 
-/// What a file begins with, up to `limit` bytes.
-pub(crate) fn read_limited(path: &Path, limit: u64) -> std::io::Result<Vec<u8>> {
+/// What a file has.
+///
+/// # Errors
+/// It cannot be read, or has more than `limit` bytes.
+pub(crate) fn read_limited(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    File::open(path)?.take(limit).read_to_end(&mut text)?;
-    Ok(text)
+    File::open(path)?.take(limit + 1).read_to_end(&mut text)?;
+    match text.len() as u64 <= limit {
+        true => Ok(text),
+        false => Err(too_large(format!("it is longer than {limit} bytes"))),
+    }
+}
+
+fn too_large(words: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, words.into())
+}
+
+/// A table of mounts, in whose lines the words of these numbers are paths. Users can mount at paths of any length (they rename directories on the way): one that
+/// is too long to lead anywhere is `?` here.
+///
+/// # Errors
+/// It cannot be read, or has too many mounts.
+pub(crate) fn read_mounts(table: &Path, paths: RangeInclusive<usize>) -> io::Result<Vec<u8>> {
+    keep_mounts(BufReader::new(File::open(table)?), &paths)
+}
+
+fn keep_mounts(mut table: impl BufRead, paths: &RangeInclusive<usize>) -> io::Result<Vec<u8>> {
+    let mut kept = Vec::new();
+    // The word's number in its line, and where it begins in what is kept.
+    let (mut number, mut begin) = (0, 0);
+    loop {
+        let piece = table.fill_buf()?;
+        for &byte in piece {
+            let is_long = paths.contains(&number) && kept.len() - begin > MAX_ESCAPED_PATH_LEN;
+            if matches!(byte, b' ' | b'\n') {
+                if is_long {
+                    kept.truncate(begin);
+                    kept.push(b'?');
+                }
+                number = if byte == b'\n' { 0 } else { number + 1 };
+                begin = kept.len() + 1;
+            } else if is_long {
+                continue;
+            }
+            kept.push(byte);
+        }
+        if kept.len() > MAX_MOUNTS_LEN {
+            return Err(too_large(format!(
+                "it has more than {} MiB: unmount what users have mounted, such as FUSE file systems (findmnt, umount)",
+                MAX_MOUNTS_LEN >> 20
+            )));
+        }
+        match piece.len() {
+            0 => return Ok(kept),
+            len => table.consume(len),
+        }
+    }
 }
 
 /// A word of the table of mounts, in which space, tab, newline and backslash are written as octal numbers.
@@ -201,6 +260,52 @@ mod tests {
         assert_eq!(User::find(passwd, 33), Some(web));
         assert_eq!(User::find(passwd, 3), None);
         assert_eq!(User::find(b"", 0), None);
+    }
+
+    #[test]
+    fn nothing_of_a_file_is_cut_off_in_silence() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "12345678").unwrap();
+        assert_eq!(read_limited(file.path(), 8).unwrap(), b"12345678");
+        let error = read_limited(file.path(), 7).unwrap_err();
+        assert_eq!(error.to_string(), "it is longer than 7 bytes");
+    }
+
+    /// The fields of proc(5): of `mountinfo`, the fourth and fifth are paths, the root and the mount point.
+    #[test]
+    fn a_path_of_a_mount_is_whole_or_none() {
+        let line = |root: usize, point: usize| {
+            let (root, point) = ("r".repeat(root), "p".repeat(point));
+            format!("22 1 0:40 {root} {point} rw shared:1 - ext4 /dev/vda1 rw\n")
+        };
+        let kept = |table: &str| {
+            // In pieces, as a file comes.
+            let table = BufReader::with_capacity(7, table.as_bytes());
+            String::from_utf8(keep_mounts(table, &(3..=4)).unwrap()).unwrap()
+        };
+        let longest = line(4 * 4096, 4 * 4096);
+        assert_eq!(kept(&longest), longest);
+        let table = line(1 << 20, 1) + &line(1, 4 * 4096 + 1) + &line(2, 3);
+        let expected = line(0, 1).replace("0:40 ", "0:40 ?")
+            + &line(1, 0).replace(" r ", " r ?")
+            + &line(2, 3);
+        assert_eq!(kept(&table), expected);
+        assert_eq!(kept(""), "");
+    }
+
+    #[test]
+    fn a_table_with_too_many_mounts_is_refused_with_the_remedy() {
+        let line = format!("22 1 0:40 / /{} rw - fuse x rw\n", "x".repeat(16_000));
+        let table = |mounts: usize| line.repeat(mounts).into_bytes();
+        let fit = (32 << 20) / line.len();
+        let kept = keep_mounts(table(fit).as_slice(), &(3..=4)).unwrap();
+        assert_eq!(kept.len(), fit * line.len());
+        let error = keep_mounts(table(fit + 1).as_slice(), &(3..=4)).unwrap_err();
+        let words = error.to_string();
+        assert!(
+            words.starts_with("it has more than 32 MiB: unmount "),
+            "{words}"
+        );
     }
 
     #[test]

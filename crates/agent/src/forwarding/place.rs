@@ -29,7 +29,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const BACKLOG_PAUSE: Duration = Duration::from_millis(20);
 
 /// The most that is read of `/etc/hosts`, in bytes.
-const MAX_HOSTS_LEN: u64 = 1024 * 1024;
+const MAX_HOSTS_LEN: u64 = 16 * 1024 * 1024;
 
 /// The most addresses of one name that are tried.
 const MAX_ADDRESSES: usize = 8;
@@ -202,8 +202,12 @@ fn addresses(host: &str) -> io::Result<Vec<IpAddr>> {
     if let Ok(address) = host.parse() {
         return Ok(vec![address]);
     }
-    let hosts =
-        crate::guest::read_limited(Path::new("/etc/hosts"), MAX_HOSTS_LEN).unwrap_or_default();
+    let hosts = match crate::guest::read_limited(Path::new("/etc/hosts"), MAX_HOSTS_LEN) {
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => {
+            return Err(io::Error::new(error.kind(), format!("/etc/hosts: {error}")));
+        }
+        hosts => hosts.unwrap_or_default(),
+    };
     let mut found = named(&String::from_utf8_lossy(&hosts), host);
     if found.is_empty() && host.eq_ignore_ascii_case("localhost") {
         found = vec![

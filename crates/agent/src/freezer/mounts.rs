@@ -8,10 +8,10 @@ use std::path::Path;
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::owner::Mount;
-use crate::guest::{read_limited, unescape};
+use crate::guest::{read_mounts, unescape};
 
-/// The most that is read of the table of mounts, in bytes.
-const MAX_MOUNTS_LEN: u64 = 1024 * 1024;
+/// The words of a line that are paths, counted from 0: the root and the mount point.
+const PATHS: std::ops::RangeInclusive<usize> = 3..=4;
 
 /// Kinds of file systems that can be frozen and have a disk behind them.
 const KINDS: [&str; 10] = [
@@ -28,7 +28,7 @@ fn text(table: &[u8]) -> String {
 
 /// The table, as text.
 pub(super) fn read(table: &Path) -> Result<String, String> {
-    let table = read_limited(table, MAX_MOUNTS_LEN);
+    let table = read_mounts(table, PATHS);
     let table = table.map_err(|error| format!("cannot read the table of mounts: {error}"))?;
     Ok(text(&table))
 }
@@ -166,7 +166,7 @@ pub(super) fn to_freeze<T>(
     let is_found = |mount: &Mount| found.iter().any(|(other, _)| other.device == mount.device);
     if let Some(mount) = hidden.into_iter().find(|mount| !is_found(mount)) {
         return Err(format!(
-            "cannot freeze {}: something is mounted over it, or over a directory on the way to it, or it has just been moved",
+            "cannot freeze {}: something is mounted over it, or over a directory on the way to it, or it has just been moved, or its path is too long (?)",
             mount.shown()
         ));
     }
@@ -290,6 +290,29 @@ mod tests {
                 .unwrap_err()
                 .starts_with("cannot freeze /hidden: ")
         );
+    }
+
+    /// As users make them who mount at very deep paths.
+    #[test]
+    fn no_disk_is_left_out_behind_long_paths() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let deep = "/d".repeat(10_000);
+        let (root, rest) = TABLE.split_at(TABLE.find("30 29").unwrap());
+        let users = (100..205).map(|id| format!("{id} 29 0:{id} / {deep}/{id} rw - fuse x rw\n"));
+        let table = [root, &users.collect::<String>(), rest].concat();
+        assert!(table.len() > 2 << 20);
+        std::fs::write(file.path(), &table).unwrap();
+        let found = to_freeze(&read(file.path()).unwrap(), files(&[]));
+        assert_eq!(devices(found), devices(to_freeze(TABLE, files(&[]))));
+        // A disk whose own path is too long cannot be reached, and fails the freeze.
+        let table = format!("{table}40 29 254:9 / {deep} rw - ext4 /dev/vda9 rw\n");
+        std::fs::write(file.path(), &table).unwrap();
+        let reached = |line: &Line<'_>| match line.point.as_str() {
+            "?" => Found::Other,
+            _ => Found::Directory(()),
+        };
+        let words = to_freeze(&read(file.path()).unwrap(), reached).unwrap_err();
+        assert!(words.starts_with("cannot freeze ?: "), "{words}");
     }
 
     /// The root's own mount is over the first one of all.

@@ -3,6 +3,7 @@
 //! The kernel's texts are read into numbers by functions of text, so that each can be tested with what kernels really say. What a line
 //! does not have counts as 0: an old kernel reports less.
 
+use std::io::{Error, ErrorKind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -12,11 +13,12 @@ use wire::agent::job::{
 };
 
 use super::Host;
-use crate::guest::{read_limited, unescape};
+use crate::guest::{read_limited, read_mounts, unescape};
+use crate::log::say;
 use crate::stop::Stop;
 
 /// The most that is read of a file in `/proc`, in bytes.
-const MAX_PROC_LEN: u64 = 1024 * 1024;
+const MAX_PROC_LEN: u64 = 16 * 1024 * 1024;
 
 /// The size of a sector in the kernel's counters of disks, in bytes, whatever the disk has.
 const SECTOR_LEN: u64 = 512;
@@ -46,10 +48,17 @@ pub(super) fn run(host: &mut Host<'_>, interval_ms: u32, count: u32) -> Result<(
 
 /// The figures now.
 pub(crate) fn collect() -> Stats {
-    let read = |path: &str| {
-        let text = read_limited(Path::new(path), MAX_PROC_LEN).unwrap_or_default();
-        String::from_utf8_lossy(&text).into_owned()
+    let text = |path: &str, text: std::io::Result<Vec<u8>>| {
+        let is_large = |error: &&Error| error.kind() == ErrorKind::FileTooLarge;
+        if let Some(error) = text.as_ref().err().filter(is_large) {
+            say!("figures of {path} are left out: {error}");
+        }
+        String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
     };
+    let read = |path: &str| text(path, read_limited(Path::new(path), MAX_PROC_LEN));
+    // The second word of its lines is a path.
+    let mounted = "/proc/self/mounts";
+    let mounted = text(mounted, read_mounts(Path::new(mounted), 1..=1));
     let stat = read("/proc/stat");
     let (load, tasks) = load(&read("/proc/loadavg"));
     let tick_ms = 1000 / rustix::param::clock_ticks_per_second().max(1);
@@ -60,7 +69,7 @@ pub(crate) fn collect() -> Stats {
         cpus: cpus(&stat),
         cpu: cpu(&stat, tick_ms),
         memory: memory(&read("/proc/meminfo")),
-        file_systems: mounts(&read("/proc/self/mounts"))
+        file_systems: mounts(&mounted)
             .into_iter()
             .filter_map(|mount| with_sizes(mount, |path| rustix::fs::statvfs(path)))
             .take(MAX_LISTED)
