@@ -48,14 +48,14 @@ impl Default for Forwarding {
     }
 }
 
-/// Do what the host asks for, and carry bytes until both directions have ended. `place` is given back as soon as the connection has one of
+/// Do what the host asks for, and carry bytes until both directions have ended. `places` are given back as soon as the connection has one of
 /// its own.
 pub(crate) fn run(
     host: &OwnedFd,
     decoder: Decoder,
     forwarding: &Forwarding,
     request: Message,
-    place: Option<Share>,
+    places: (Option<Share>, Option<Share>),
 ) -> Result<(), Stop> {
     let connection = || {
         Share::take(&forwarding.connections, 1, MAX_CONNECTIONS).ok_or_else(|| {
@@ -68,12 +68,12 @@ pub(crate) fn run(
     let (program, _connection, _caller) = match request {
         Message::Dial(to) => {
             let share = connection()?;
-            drop(place);
+            drop(places);
             (dial(&to, host)?, share, None)
         }
         Message::Take { key, number } => {
             let share = connection()?;
-            drop(place);
+            drop(places);
             let (program, caller) = take(&forwarding.listeners, &key, number)?;
             (program, share, Some(caller))
         }

@@ -4,7 +4,7 @@
 //!
 //! The agent is one static binary with threads and blocking waits, and no runtime: a thread that accepts
 //! ([`server`]), a thread that keeps the host informed ([`uplink`]), and a thread for each operation ([`session`]),
-//! of which there are at most [`server::MAX_OPERATIONS`]. Where there is a serial port instead of vsock, one thread runs it ([`serial`]). It needs no files, and of the system only `/proc`, and
+//! of which there are at most [`session::MAX_OPERATIONS`]. Where there is a serial port instead of vsock, one thread runs it ([`serial`]). It needs no files, and of the system only `/proc`, and
 //! `/dev/pts` for terminals.
 
 mod bench;

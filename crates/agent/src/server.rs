@@ -15,15 +15,11 @@ use crate::freezer::Freezer;
 use crate::host_socket;
 use crate::log::say;
 use crate::serial::SerialHost;
-use crate::session::{Options, serve_in_place, tell};
+use crate::session::{MAX_OPERATIONS, Options, serve_in_place, tell};
 use crate::share::Share;
 use crate::switchboard::Switchboard;
 use crate::transport::{self, Endpoint, Listener};
 use crate::uplink;
-
-/// The most operations at a time. Each has a thread and, at worst, about a MiB of buffers. The streams of benchmarks have
-/// places of their own, [`wire::agent::bench::MAX_STREAMS`], once they have asked.
-pub const MAX_OPERATIONS: usize = 64;
 
 /// The stack of an operation's thread, in bytes.
 const STACK_SIZE: usize = 256 * 1024;

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
@@ -38,6 +39,14 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// way is cut off by closing first.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// The most operations at a time. Each has a thread and, at worst, about a MiB of buffers. The streams of benchmarks have
+/// places of their own, [`wire::agent::bench::MAX_STREAMS`], once they have asked.
+pub const MAX_OPERATIONS: usize = 64;
+
+/// The most of them that a user of the guest could hold up, for as long as they like: by a FUSE file system that does not answer, for one. The other
+/// places are for commands, shutdown and freeze.
+pub const MAX_HELD_UP: usize = MAX_OPERATIONS / 4 * 3;
+
 /// What sessions have in common.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -57,6 +66,8 @@ pub struct Options {
     pub generation: Arc<Generation>,
     /// What transfers of files have together.
     pub transfers: Arc<Transfers>,
+    /// How many operations run that a user of the guest could hold up.
+    pub held_up: Arc<AtomicUsize>,
     /// The connections that are carried, and where the agent listens for more.
     pub forwarding: Arc<Forwarding>,
     /// What gives circuits to programs, if there is one.
@@ -74,6 +85,7 @@ impl Options {
             has_vsock: false,
             places: Arc::new(Places::default()),
             transfers: Arc::new(Transfers::default()),
+            held_up: Arc::default(),
             forwarding: Arc::new(Forwarding::default()),
             config: Config::default(),
             generation: Arc::new(Generation::default()),
@@ -135,7 +147,12 @@ pub(crate) fn serve_in_place(
     let allowed = callers
         .admit(socket, &mut decoder, deadline)
         .and_then(|()| ask(socket, &mut decoder, options, deadline))
-        .and_then(|request| allow(options, request));
+        .and_then(|request| allow(options, request))
+        .and_then(|request| Ok((place_of(options, &request)?, request)));
+    let (among_held_up, allowed) = match allowed {
+        Ok((place, request)) => (place, Ok(request)),
+        Err(stop) => (None, Err(stop)),
+    };
     let result = match allowed {
         Ok(Request::Job(ask)) => {
             let result = everyday::run(
@@ -161,7 +178,8 @@ pub(crate) fn serve_in_place(
             reported(socket, result)
         }
         Ok(Request::Forward(request)) => {
-            let result = forwarding::run(socket, decoder, &options.forwarding, request, place);
+            let places = (place, among_held_up);
+            let result = forwarding::run(socket, decoder, &options.forwarding, request, places);
             reported(socket, result)
         }
         Ok(Request::Transfer(start)) => {
@@ -202,6 +220,20 @@ fn allow(options: &Options, request: Request) -> Result<Request, Stop> {
     }
 }
 
+/// A place among those that a user of the guest could hold up, if the request is one of these.
+fn place_of(options: &Options, request: &Request) -> Result<Option<Share>, Stop> {
+    if !request.can_be_held_up() {
+        return Ok(None);
+    }
+    let place = Share::take(&options.held_up, 1, MAX_HELD_UP);
+    place.map(Some).ok_or_else(|| {
+        let message = format!(
+            "{MAX_HELD_UP} operations other than commands, shutdown and freeze run in this guest already, which is the limit: one ends with its command, unless a user's file system in the guest holds it up"
+        );
+        Stop::Report(ErrorReport::new(ErrorKind::Busy, message))
+    })
+}
+
 /// The result, of which the host knows.
 fn reported(socket: &OwnedFd, result: Result<(), Stop>) -> Result<(), Stop> {
     if let Err(Stop::Report(report)) = &result {
@@ -229,6 +261,17 @@ impl Request {
             Request::Transfer(_) => CAPABILITY_TRANSFER,
             Request::Job(ask) => ask.capability(),
         }
+    }
+
+    /// Whether it may wait for something that is a user's of the guest, such as a file. A benchmark gives its place back at once.
+    fn can_be_held_up(&self) -> bool {
+        use job::Ask::{Freeze, Power, Thaw};
+        !matches!(
+            self,
+            Request::Exec(_)
+                | Request::Bench(_)
+                | Request::Job(Freeze { .. } | Power { .. } | Thaw)
+        )
     }
 }
 

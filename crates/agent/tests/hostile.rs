@@ -15,6 +15,7 @@ use agent::callers::Callers;
 use agent::session::{Options, serve, serve_caller};
 use agent::stop::Stop;
 use common::{Agent, Client, command, is_running, listen_argument, shell, wait_until, words};
+use wire::agent::job::Ask;
 use wire::agent::{
     CALLERS_KNOWN, CALLERS_PROVE, ErrorKind, ExitStatus, Frame, Hello, OPERATION_CHANNEL, Stream,
 };
@@ -121,7 +122,7 @@ fn a_client_that_says_nothing_is_not_waited_for() {
 #[test]
 fn one_operation_too_many_is_told_so() {
     let agent = Agent::start();
-    let mut clients: Vec<Client> = (0..agent::server::MAX_OPERATIONS)
+    let mut clients: Vec<Client> = (0..agent::session::MAX_OPERATIONS)
         .map(|_| {
             let mut client = agent.request(words(&["cat"]));
             client.expect_started();
@@ -151,6 +152,73 @@ fn one_operation_too_many_is_told_so() {
                 .is_ok()
             && matches!(client.next(), Some(Frame::Started { .. }))
     });
+}
+
+/// 64 operations, of which a quarter is kept for commands, shutdown and freeze: docs/agent.md.
+#[test]
+fn what_users_can_hold_up_leaves_places_for_commands() {
+    let agent = Agent::start();
+    let ask = |ask: Ask| {
+        let mut client = agent.connect();
+        client.greet();
+        client.send(&Frame::Ask(ask));
+        client
+    };
+    let stats = || {
+        ask(Ask::Stats {
+            interval_ms: 3_600_000,
+            count: 0,
+        })
+    };
+    let is_served = |client: &mut Client| match client.next() {
+        Some(Frame::Answer(_)) => true,
+        Some(Frame::Error(report)) => {
+            assert_eq!(report.kind, ErrorKind::Busy);
+            assert!(report.message.starts_with("48 operations"), "{report:?}");
+            false
+        }
+        other => panic!("expected an answer, not {other:?}"),
+    };
+    // Its places are free when its connection has ended.
+    let end = |mut client: Client| {
+        client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        client.expect_end();
+    };
+    let served = || {
+        let mut client = stats();
+        assert!(is_served(&mut client));
+        client
+    };
+    let mut clients: Vec<Client> = (0..48).map(|_| served()).collect();
+    for refused in [
+        Ask::Stats {
+            interval_ms: 100,
+            count: 1,
+        },
+        Ask::Time { step_ns: None },
+        Ask::ClipboardGet,
+        Ask::Lock,
+    ] {
+        let mut client = ask(refused);
+        assert!(!is_served(&mut client));
+        end(client);
+    }
+    end(clients.swap_remove(7));
+    clients.push(served());
+    let commands: Vec<Client> = (0..15)
+        .map(|_| {
+            let mut client = agent.request(words(&["cat"]));
+            client.expect_started();
+            client
+        })
+        .collect();
+    // Nothing is frozen.
+    let mut thaw = ask(Ask::Thaw);
+    assert_ne!(thaw.expect_error().kind, ErrorKind::Busy);
+    let mut refused = agent.connect();
+    refused.expect_hello();
+    assert!(refused.expect_error().message.starts_with("64 operations"));
+    drop(commands);
 }
 
 #[test]
