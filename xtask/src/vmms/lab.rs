@@ -27,6 +27,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Where the lab's files are in the outer machine; the daemon and the VMMs run there.
 pub const DIRECTORY: &str = "/lab";
 
+const KEEPER: &str = "/run/keeper";
+
 /// The layer with QEMU.
 pub const LAYER: &str = "qemu";
 
@@ -78,9 +80,7 @@ impl Lab {
         let _ = fs::remove_dir_all(directory);
         lab.shell("modprobe kvm_amd nested=0 npt=1 || modprobe kvm_intel; test -c /dev/kvm")
             .context("the outer machine has no KVM: its processor has no virtualization")?;
-        lab.shell(&format!(
-            "cd {DIRECTORY} && mkdir -p /run/ringdown && (ringdown hold --socket /run/keeper > keeper.log 2>&1 &)"
-        ))?;
+        lab.start_keeper()?;
         lab.start_daemon()?;
         Ok(lab)
     }
@@ -90,10 +90,17 @@ impl Lab {
         self.outer.release()
     }
 
+    fn start_keeper(&self) -> Result<()> {
+        self.shell(&format!(
+            "cd {DIRECTORY} && mkdir -p /run/ringdown && (ringdown hold --socket {KEEPER} > keeper.log 2>&1 &)"
+        ))?;
+        self.wait_until("the keeper is ready", &format!("test -S {KEEPER}"))
+    }
+
     /// Starts the daemon, and waits until it is ready.
     pub fn start_daemon(&self) -> Result<()> {
         self.shell(&format!(
-            "cd {DIRECTORY} && rm -f ready && (ringdown serve --config ringdown.toml --keeper /run/keeper > ready 2>> daemon.log & echo $! > daemon.pid)"
+            "cd {DIRECTORY} && rm -f ready && (ringdown serve --config ringdown.toml --keeper {KEEPER} > ready 2>> daemon.log & echo $! > daemon.pid)"
         ))?;
         self.wait_until(
             "the daemon is ready",
@@ -103,10 +110,22 @@ impl Lab {
 
     /// Ends the daemon with this signal, and starts the next one.
     pub fn restart_daemon(&self, signal: &str) -> Result<()> {
+        self.end_daemon(signal)?;
+        self.start_daemon()
+    }
+
+    /// Ends the daemon and the keeper, and starts others, which know of no VM.
+    pub fn forget_all(&self) -> Result<()> {
+        self.end_daemon("TERM")?;
+        self.shell(&format!("ringdown hold --release --socket {KEEPER}"))?;
+        self.start_keeper()?;
+        self.start_daemon()
+    }
+
+    fn end_daemon(&self, signal: &str) -> Result<()> {
         let process = self.shell(&format!("cat {DIRECTORY}/daemon.pid"))?;
         self.shell(&format!("kill -{signal} {process}"))?;
-        self.wait_until("the daemon has ended", &format!("! kill -0 {process}"))?;
-        self.start_daemon()
+        self.wait_until("the daemon has ended", &format!("! kill -0 {process}"))
     }
 
     /// Runs a shell line in the outer machine, whatever its exit code.

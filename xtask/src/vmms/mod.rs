@@ -18,7 +18,7 @@ use clap::Args;
 
 use crate::machine::{processor, today};
 use crate::progress::Progress;
-use lab::{Lab, PEER, PEER_CID};
+use lab::Lab;
 use report::{Cell, Column, Report};
 use scenarios::{SCENARIOS, Scenario, Subject};
 use vmm::{QEMU, VMMS, Vmm};
@@ -32,6 +32,9 @@ pub struct VmmsArguments {
     /// Which VMs of the table; without it, all whose VMM is there.
     #[arg(long = "vm", value_name = "VM", value_parser = VMMS.map(|vmm| vmm.vm), conflicts_with = "short")]
     vms: Vec<String>,
+    /// Which scenarios beside the first; without it, all.
+    #[arg(long = "scenario", value_name = "SCENARIO", value_parser = scenarios::names())]
+    scenarios: Vec<String>,
 }
 
 /// Runs the scenarios, prints the table, and keeps it.
@@ -40,8 +43,7 @@ pub fn run(arguments: &VmmsArguments) -> Result<()> {
     fs::create_dir_all(&directory)
         .with_context(|| format!("cannot create {}", directory.display()))?;
     let (vmms, left_out) = choose(arguments);
-    let chosen = |scenario: &&Scenario| !arguments.short || !scenario.needs_peer;
-    let scenarios: Vec<&Scenario> = SCENARIOS.iter().filter(chosen).collect();
+    let scenarios = scenarios_of(arguments);
     let step_count = 1 + usize::from(!arguments.short) + vmms.len() * scenarios.len();
     let mut progress = Progress::new("vmms", step_count);
     for (vmm, why) in &left_out {
@@ -53,9 +55,7 @@ pub fn run(arguments: &VmmsArguments) -> Result<()> {
     let lab = Lab::boot(&vmms)?;
     if !arguments.short {
         progress.step("the other guest");
-        QEMU.add(&lab, PEER, &format!("--cid {PEER_CID}"))?;
-        QEMU.start(&lab, PEER)?;
-        lab.shell(&format!("ringdown exec --wait 400s {PEER} -- true"))?;
+        scenarios::start_peer(&lab)?;
     }
     let mut report = Report {
         machine: format!(
@@ -91,6 +91,17 @@ pub fn run(arguments: &VmmsArguments) -> Result<()> {
         directory.display()
     );
     Ok(())
+}
+
+/// The first, and those that are asked for.
+fn scenarios_of(arguments: &VmmsArguments) -> Vec<&'static Scenario> {
+    let names = &arguments.scenarios;
+    let is_chosen = |(index, scenario): &(usize, &Scenario)| {
+        let is_named = names.is_empty() || names.iter().any(|name| name == scenario.name);
+        (*index == 0 || is_named) && !(arguments.short && scenario.needs_peer)
+    };
+    let chosen = SCENARIOS.iter().enumerate().filter(is_chosen);
+    chosen.map(|(_, scenario)| scenario).collect()
 }
 
 type Found = (&'static Vmm, Option<std::path::PathBuf>);

@@ -2,14 +2,14 @@
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::lab::{CLOSED_PORT, Lab, OPEN_PORT, PEER, PEER_CID, REDIRECTED_PORT};
-use super::vmm::Vmm;
+use super::lab::{CLOSED_PORT, DIRECTORY, Lab, OPEN_PORT, PEER, PEER_CID, REDIRECTED_PORT};
+use super::vmm::{QEMU, Vmm};
 
 /// The probe in guests.
 const PROBE: &str = "/usr/lib/ringdown/control";
 /// How long a command waits for its guest.
 const WAIT: &str = "--wait 400s";
-/// The port of the host and the peer that a guest dials, and bytes that it sends.
+/// What a guest sends to another.
 const TRANSFER_BYTES: u32 = 300_000;
 
 /// Something that is tried.
@@ -35,7 +35,7 @@ const fn scenario(name: &'static str, run: fn(&Subject<'_>) -> Result<()>) -> Sc
 }
 
 /// The first has to pass for the others to be tried; the last ends the guest.
-pub const SCENARIOS: [Scenario; 9] = [
+pub static SCENARIOS: [Scenario; 10] = [
     scenario("joins a running daemon", |subject| subject.joins()),
     scenario("exec", |subject| subject.exec()),
     scenario("cp both ways", |subject| subject.cp()),
@@ -54,12 +54,22 @@ pub const SCENARIOS: [Scenario; 9] = [
         })
     },
     Scenario {
+        needs_peer: true,
+        refusal: |vmm| vmm.no_reconnect,
+        ..scenario("the daemon and the keeper end", |subject| subject.all_end())
+    },
+    Scenario {
         refusal: |vmm| vmm.no_reset,
         ..scenario("reset of the guest", |subject| subject.reset())
     },
     scenario("kill of the VMM, and start", |subject| subject.kill()),
     scenario("shutdown", |subject| subject.shutdown()),
 ];
+
+/// What they are called.
+pub fn names() -> Vec<&'static str> {
+    SCENARIOS.iter().map(|scenario| scenario.name).collect()
+}
 
 /// A VM of a VMM in the lab.
 #[derive(Debug)]
@@ -176,6 +186,16 @@ impl Subject<'_> {
         Ok(())
     }
 
+    fn all_end(&self) -> Result<()> {
+        let boot = self.boot_id()?;
+        self.lab.forget_all()?;
+        self.vmm.add(self.lab, self.vmm.vm, "")?;
+        ensure!(self.boot_id()? == boot, "the guest has booted again");
+        end_vmm(self.lab, PEER)?;
+        start_peer(self.lab)?;
+        self.calls()
+    }
+
     fn reset(&self) -> Result<()> {
         let boot = self.boot_id()?;
         // At once: no driver of the guest is told.
@@ -187,9 +207,7 @@ impl Subject<'_> {
         // A guest that an earlier scenario has lost has no number of a boot.
         let boot = self.boot_id().unwrap_or_default();
         let vm = self.vmm.vm;
-        let process = self.process()?;
-        // One that has ended by itself is as good.
-        self.lab.run(&format!("kill -KILL {process}"))?;
+        end_vmm(self.lab, vm)?;
         self.lab.wait_until(
             "the daemon has seen the VMM's end",
             &format!("ringdown vm ls | grep -Eq \"^{vm} .* waiting\""),
@@ -206,7 +224,7 @@ impl Subject<'_> {
         let is_there = self.lab.run(&format!(
             "for try in $(seq 60); do kill -0 {process} 2> /dev/null || exit 1; sleep 1; done"
         ))?;
-        if is_there.code == 0 && !said.contains("VMM") {
+        if is_there.code == 0 && !said.contains("its VMM goes on") {
             bail!("it says {said:?}, and the VMM still runs a minute later");
         }
         Ok(())
@@ -214,8 +232,7 @@ impl Subject<'_> {
 
     /// Ends the VMM, and takes the VM away.
     pub fn remove(&self) -> Result<()> {
-        let process = self.process()?;
-        self.lab.run(&format!("kill -KILL {process}"))?;
+        end_vmm(self.lab, self.vmm.vm)?;
         self.lab
             .shell(&format!("ringdown vm rm {}", self.vmm.vm))
             .map(drop)
@@ -302,6 +319,19 @@ impl Subject<'_> {
     fn in_guest(&self, vm: &str, line: &str) -> Result<String> {
         self.lab.shell(&in_guest(vm, line))
     }
+}
+
+/// Adds the peer, and starts its guest in QEMU.
+pub fn start_peer(lab: &Lab) -> Result<()> {
+    QEMU.add(lab, PEER, &format!("--cid {PEER_CID}"))?;
+    QEMU.start(lab, PEER)?;
+    lab.shell(&in_guest(PEER, "true")).map(drop)
+}
+
+/// Kills a VMM, unless it has ended by itself.
+fn end_vmm(lab: &Lab, vm: &str) -> Result<()> {
+    lab.run(&format!("kill -KILL $(cat {DIRECTORY}/{vm}.pid)"))
+        .map(drop)
 }
 
 /// The line with which the outer machine runs another in a guest.

@@ -23,6 +23,8 @@ pub struct Vmm {
     variable: Option<&'static str>,
     /// Whether its line is of its own vsock device.
     pub is_hybrid: bool,
+    /// Why its line does not come back without a keeper, where it does not.
+    pub no_reconnect: Option<&'static str>,
     /// Why it has no reset of the guest, where it has none.
     pub no_reset: Option<&'static str>,
     command: Command,
@@ -43,6 +45,7 @@ pub const QEMU: Vmm = Vmm {
     program: "qemu-system-x86_64",
     variable: None,
     is_hybrid: false,
+    no_reconnect: Some("a vsock device of QEMU does not connect again"),
     no_reset: None,
     command: Command::Qemu,
 };
@@ -55,6 +58,7 @@ pub const VMMS: [&Vmm; 5] = [
         vm: "ch",
         variable: Some("RINGDOWN_VMM_CLOUD_HYPERVISOR"),
         program: "cloud-hypervisor",
+        no_reconnect: None,
         command: Command::CloudHypervisor,
         ..QEMU
     },
@@ -63,6 +67,7 @@ pub const VMMS: [&Vmm; 5] = [
         vm: "chv",
         variable: Some("RINGDOWN_VMM_CLOUD_HYPERVISOR"),
         program: "cloud-hypervisor",
+        no_reconnect: None,
         command: Command::CloudHypervisor,
         is_hybrid: true,
         ..QEMU
@@ -74,6 +79,7 @@ pub const VMMS: [&Vmm; 5] = [
         program: "firecracker",
         command: Command::Firecracker,
         is_hybrid: true,
+        no_reconnect: None,
         no_reset: Some("Firecracker ends when its guest is reset"),
     },
     &Vmm {
@@ -81,6 +87,7 @@ pub const VMMS: [&Vmm; 5] = [
         vm: "alioth",
         variable: Some("RINGDOWN_VMM_ALIOTH"),
         program: "alioth",
+        no_reconnect: Some("a vhost-user device of Alioth does not connect again"),
         command: Command::Alioth,
         ..QEMU
     },
@@ -128,7 +135,7 @@ impl Vmm {
     pub fn start(&self, lab: &Lab, vm: &str) -> Result<()> {
         // What a guest that is emulated twice pays for at each boot and no scenario is about.
         let line = format!(
-            "console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests nokaslr i8042.noaux i8042.nokbd mitigations=off reboot=k ringdown.name={vm}"
+            "console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests nokaslr i8042.noaux i8042.nokbd mitigations=off ringdown.name={vm}"
         );
         let command = match self.command {
             Command::Qemu => format!(
@@ -147,7 +154,7 @@ impl Vmm {
                 )
             }
             Command::Firecracker => {
-                let configuration = firecracker(lab, vm, &line)?;
+                let configuration = firecracker(lab, vm, &format!("{line} reboot=k"))?;
                 lab.write_file(&format!("{vm}.json"), &configuration)?;
                 format!("firecracker --no-api --config-file {vm}.json --enable-pci")
             }
