@@ -166,9 +166,7 @@ impl Connection {
             deadline: Some(deadline),
         };
         let bytes = Frame::Hello(ours.clone()).to_bytes(CONNECTION_CHANNEL)?;
-        connection
-            .write(&bytes)
-            .map_err(|error| no_answer(error, Some(deadline)))?;
+        connection.say(&bytes)?;
         connection.hello = match connection.next_frame()? {
             Frame::Hello(hello) => hello,
             _ => {
@@ -199,8 +197,16 @@ impl Connection {
     /// Send frames that have been encoded. If the agent refused before, what it said is the failure.
     pub(crate) fn say(&mut self, frames: &[u8]) -> Result<(), GuestError> {
         let deadline = self.deadline;
-        let written = self.write(frames);
-        written.map_err(|error| match self.next_frame() {
+        let Err(error) = self.write(frames) else {
+            return Ok(());
+        };
+        let mut is_hello = self
+            .next_frame()
+            .map(|frame| matches!(frame, Frame::Hello(_)));
+        if let Ok(true) = is_hello {
+            is_hello = self.next_frame().map(|_| false);
+        }
+        Err(match is_hello {
             Err(GuestError::Agent(report)) => GuestError::Agent(report),
             _ => no_answer(error, deadline),
         })
@@ -264,6 +270,22 @@ fn timed(stream: &UnixStream, deadline: Option<Deadline>) -> Option<Timed<'_>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As one that has no place for another operation.
+    #[test]
+    fn an_agent_that_refuses_before_it_listens_is_heard() {
+        let refusal = wire::agent::ErrorReport::new(wire::agent::ErrorKind::Busy, "64 run");
+        let hello = Frame::Hello(Hello::new("test")).to_bytes(CONNECTION_CHANNEL);
+        let refused = Frame::Error(refusal).to_bytes(wire::agent::OPERATION_CHANNEL);
+        let (hello, refused) = (hello.unwrap(), refused.unwrap());
+        for said in [refused.clone(), [hello, refused].concat()] {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(&said).unwrap();
+            drop(theirs);
+            let error = Connection::greet(ours, Deadline::after(ANSWER_TIMEOUT)).unwrap_err();
+            assert!(error.to_string().contains("64 run"), "{error}");
+        }
+    }
 
     #[test]
     fn what_could_steer_a_terminal_is_replaced() {
