@@ -21,7 +21,7 @@ use crate::{Daemon, LOG_TAIL_LINES, command_line, log_tail, spawn};
 
 /// How long a guest may take from the start of QEMU to its hello, in seconds. An emulated guest needs some 4 when
 /// the machine is idle.
-pub const BOOT_DEADLINE_S: u64 = 120;
+pub const BOOT_DEADLINE_S: u64 = 300;
 
 /// What udev loads in other guests when there is a device of a window, each after what it builds on.
 const WINDOW_DRIVERS: [&str; 4] = ["virtio_pmem", "nd_pmem", "dax_pmem", "device_dax"];

@@ -24,6 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const ROUNDS: u64 = 2;
 const ROUNDS_IN_FULL: u64 = 20;
 
+/// The least that a stream carries, in pieces of 100,000 numbers: with RINGDOWN_E2E_FULL more than 1 GiB.
+const PIECES: u64 = 1;
+const PIECES_IN_FULL: u64 = 1200;
+
 /// What `cp` takes over, in bytes.
 const COPIED: usize = 16 << 20;
 
@@ -138,7 +142,7 @@ fn start(guest: &Guest, command: &str) -> Running {
     guest.start_spec(spec).unwrap()
 }
 
-/// What one guest sends another until /tmp/stop exists, so that every restart is in the middle of it.
+/// What one guest sends another until /tmp/stop exists, so that every restart is in the middle of it, and `pieces` at least.
 struct Stream {
     receives: Running,
     sums: Running,
@@ -146,13 +150,13 @@ struct Stream {
 }
 
 impl Stream {
-    fn start(from: &Guest, to: &Guest, listen: &str, connect: &str) -> Stream {
+    fn start(from: &Guest, to: &Guest, listen: &str, connect: &str, pieces: u64) -> Stream {
         let receives = start(to, &format!("socat -u {listen} STDOUT | sha256sum"));
         let copy = format!("/tmp/copy-{}", &listen[..3]);
         from.shell(&format!("mkfifo {copy}")).unwrap();
         let sums = start(from, &format!("sha256sum < {copy}"));
         let sends = format!(
-            "(n=0; while [ ! -e /tmp/stop ]; do seq ${{n}}00000 ${{n}}99999; n=$((n+1)); done) | tee {copy} | \
+            "(n=0; while [ ! -e /tmp/stop ] || [ $n -lt {pieces} ]; do seq ${{n}}00000 ${{n}}99999; n=$((n+1)); done) | tee {copy} | \
              socat -u STDIN {connect},retry=100,interval=0.1; echo sent"
         );
         Stream {
@@ -195,9 +199,9 @@ fn assert_numbered(log: &str) {
 
 #[test]
 fn guests_see_nothing_of_upgrades_and_kills() {
-    let rounds = match std::env::var_os("RINGDOWN_E2E_FULL") {
-        Some(_) => ROUNDS_IN_FULL,
-        None => ROUNDS,
+    let (rounds, pieces) = match std::env::var_os("RINGDOWN_E2E_FULL") {
+        Some(_) => (ROUNDS_IN_FULL, PIECES_IN_FULL),
+        None => (ROUNDS, PIECES),
     };
     let mut host = Host::start();
     let guests = boot(&host);
@@ -212,9 +216,9 @@ fn guests_see_nothing_of_upgrades_and_kills() {
     fs::write(&file, vec![7; COPIED]).unwrap();
 
     let streams = [
-        Stream::start(web, db, "VSOCK-LISTEN:5000", "VSOCK-CONNECT:4:5000"),
-        Stream::start(db, web, "VSOCK-LISTEN:5000", "VSOCK-CONNECT:3:5000"),
-        Stream::start(web, db, "TCP-LISTEN:5000", "TCP:db:5000"),
+        Stream::start(web, db, "VSOCK-LISTEN:5000", "VSOCK-CONNECT:4:5000", pieces),
+        Stream::start(db, web, "VSOCK-LISTEN:5000", "VSOCK-CONNECT:3:5000", pieces),
+        Stream::start(web, db, "TCP-LISTEN:5000", "TCP:db:5000", pieces),
     ];
     let writes = "n=0; while [ ! -e /tmp/stop ]; do echo line $n; n=$((n+1)); usleep 20000; done >> /tmp/numbers";
     db.shell("touch /tmp/numbers").unwrap();

@@ -174,9 +174,11 @@ impl Running {
         let status = std::fs::read_to_string(self.place("status")).map_err(unseen)?;
         check_arguments(&words, is_sandboxed(&status))?;
         let environment = words_of(&std::fs::read(self.place("environ")).map_err(unseen)?);
+        // Root does not start another user's daemon itself, and must not open for it what that user may not.
+        let is_own = rustix::process::geteuid().as_raw() == self.uid;
         let file = |number: usize| {
             let place = self.place(&format!("fd/{number}"));
-            opened_again(&place, number > 0).ok()
+            is_own.then(|| opened_again(&place, number > 0).ok())?
         };
         Ok(Start {
             old: Binary::of_process(self.pid.as_raw_nonzero().get()).map_err(unseen)?,
