@@ -16,6 +16,8 @@ pub enum Caller {
     User(u32),
     /// An address of another system, or an IPv6 /64, of which one system may have every address.
     Address(IpAddr),
+    /// Of this system, with a socket that its program has closed, whose user the kernel does not say. All such are one: any user has every address of the loopback.
+    Closed,
 }
 
 impl Caller {
@@ -23,25 +25,23 @@ impl Caller {
     pub fn of(own: SocketAddr, peer: SocketAddr) -> Caller {
         let [own, peer] =
             [own, peer].map(|end| SocketAddr::new(end.ip().to_canonical(), end.port()));
-        // Whose the other end is, if it is of this system, its kernel says.
-        match user_of(own, peer) {
-            Some(user) => Caller::User(account_of(user)),
-            None => Caller::Address(match peer.ip() {
-                IpAddr::V6(address) => {
-                    let network = address.to_bits() & !u128::from(u64::MAX);
-                    IpAddr::V6(network.into())
-                }
-                address => address,
-            }),
+        // An address of the loopback only can be of this system alone, whose kernel says the user.
+        if own.ip() == peer.ip() || peer.ip().is_loopback() {
+            let user = user_of(own, peer);
+            return user.map_or(Caller::Closed, |user| Caller::User(account_of(user)));
         }
+        Caller::Address(match peer.ip() {
+            IpAddr::V6(address) => {
+                let network = address.to_bits() & !u128::from(u64::MAX);
+                IpAddr::V6(network.into())
+            }
+            address => address,
+        })
     }
 }
 
-/// The user whose socket is at `peer`, connected to `own`. An address of the loopback only can be of this system alone.
+/// The user whose socket is at `peer`, connected to `own`.
 fn user_of(own: SocketAddr, peer: SocketAddr) -> Option<u32> {
-    if own.ip() != peer.ip() && !peer.ip().is_loopback() {
-        return None;
-    }
     // A socket of IPv6 may have a connection of IPv4.
     let mapped = |end: SocketAddr| match end.ip() {
         IpAddr::V4(address) => SocketAddr::new(address.to_ipv6_mapped().into(), end.port()),
@@ -153,6 +153,8 @@ impl Drop for Place {
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
+    use rustix::net::{AddressFamily, SocketType};
+
     use super::*;
 
     #[test]
@@ -179,12 +181,21 @@ mod tests {
     }
 
     #[test]
-    fn who_has_closed_its_end_is_not_taken_for_root() {
+    fn all_who_have_closed_their_end_are_one_and_not_root() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        drop(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-        let (accepted, peer) = listener.accept().unwrap();
-        let caller = Caller::of(accepted.local_addr().unwrap(), peer);
-        assert_eq!(caller, Caller::Address(peer.ip()));
+        let address = listener.local_addr().unwrap();
+        for from in ["127.0.0.1:0", "127.7.7.7:0"] {
+            let from: SocketAddr = from.parse().unwrap();
+            let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+            let socket = rustix::net::socket(family, kind, None).unwrap();
+            rustix::net::bind(&socket, &from).unwrap();
+            rustix::net::connect(&socket, &address).unwrap();
+            drop(socket);
+            let (accepted, peer) = listener.accept().unwrap();
+            assert_eq!(peer.ip(), from.ip());
+            let caller = Caller::of(accepted.local_addr().unwrap(), peer);
+            assert_eq!(caller, Caller::Closed);
+        }
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::FileType;
 
 use super::owner::Mount;
-use crate::guest::{read_mounts, unescape};
+use crate::guest::{open_mount_point, read_mounts, unescape};
 
 /// The words of a line that are paths, counted from 0: the root and the mount point.
 const PATHS: std::ops::RangeInclusive<usize> = 3..=4;
@@ -61,10 +61,8 @@ pub(super) enum Found<T> {
 
 /// Opens what is at a mount point, without asking its file system.
 pub(super) fn find(line: &Line<'_>) -> Found<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let point = bytes(&line.point);
-    let opened = rustix::fs::open(OsStr::from_bytes(&point), flags, Mode::empty());
-    let mount = opened.map_err(Into::into).and_then(|opened| {
+    let opened = open_mount_point(&bytes(&line.point));
+    let mount = opened.and_then(|opened| {
         let description = format!("/proc/self/fdinfo/{}", opened.as_raw_fd());
         std::fs::read_to_string(description).map(|description| (opened, description))
     });
@@ -335,6 +333,16 @@ mod tests {
             ..parse(table.lines().find(|line| line.contains(" /proc ")).unwrap()).unwrap()
         };
         assert!(matches!(find(&other), Found::Other));
+    }
+
+    #[test]
+    fn the_way_to_a_mount_has_no_links() {
+        let scene = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/proc/self/root", scene.path().join("link")).unwrap();
+        let path = |below: &str| format!("{}/{below}", scene.path().display());
+        assert!(open_mount_point(path("").as_bytes()).is_ok());
+        let error = open_mount_point(path("link/proc").as_bytes()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(40));
     }
 
     #[test]

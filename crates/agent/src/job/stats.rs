@@ -13,7 +13,7 @@ use wire::agent::job::{
 };
 
 use super::Host;
-use crate::guest::{read_limited, read_mounts, unescape};
+use crate::guest::{open_mount_point, read_limited, read_mounts, unescape};
 use crate::log::say;
 use crate::stop::Stop;
 
@@ -71,7 +71,12 @@ pub(crate) fn collect() -> Stats {
         memory: memory(&read("/proc/meminfo")),
         file_systems: mounts(&mounted)
             .into_iter()
-            .filter_map(|mount| with_sizes(mount, |path| rustix::fs::statvfs(path)))
+            .filter_map(|mount| {
+                with_sizes(mount, |path| {
+                    let point = open_mount_point(path.as_bytes())?;
+                    Ok(rustix::fs::fstatvfs(point)?)
+                })
+            })
             .take(MAX_LISTED)
             .collect(),
         disks: disks(&read("/proc/diskstats"), |name| {
@@ -189,7 +194,7 @@ pub(crate) fn mounts(text: &str) -> Vec<FileSystem> {
 
 fn with_sizes(
     mount: FileSystem,
-    statvfs: impl Fn(&str) -> rustix::io::Result<StatVfs>,
+    statvfs: impl Fn(&str) -> std::io::Result<StatVfs>,
 ) -> Option<FileSystem> {
     let sizes = statvfs(&mount.mounted_at).ok()?;
     Some(FileSystem {

@@ -1,8 +1,8 @@
 //! Directories, links and removals.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Mode};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use wire::agent::transfer::Metadata;
 
@@ -155,12 +155,11 @@ impl Receiver<'_> {
             }
             Err(error) => return Err(error.into()),
         }
+        if self.options.owner {
+            give_link(directory, name, owner(metadata))?;
+        }
         // Another program may have put something else there in this moment: whatever it is, it is not followed.
         let flags = AtFlags::SYMLINK_NOFOLLOW;
-        if self.options.owner {
-            let (uid, gid) = owner(metadata);
-            rustix::fs::chownat(directory, name, uid, gid, flags)?;
-        }
         if self.options.preserve {
             rustix::fs::utimensat(directory, name, &times(metadata), flags)?;
         }
@@ -208,6 +207,56 @@ fn open_up(directory: &OwnedFd) -> Result<(), Trouble> {
 }
 
 /// Why nothing can be put into a directory that is not there.
+/// Gives a link that was just made to its owner, and nothing that another program has put in its place.
+fn give_link(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    (uid, gid): (Option<Uid>, Option<Gid>),
+) -> Result<(), Trouble> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let link = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&link)?;
+    let is_ours = FileType::from_raw_mode(found.st_mode) == FileType::Symlink
+        && found.st_uid == rustix::process::geteuid().as_raw()
+        && found.st_nlink == 1;
+    if !is_ours {
+        return Err(Trouble::Entry(REPLACED.to_owned()));
+    }
+    Ok(rustix::fs::chownat(
+        link,
+        "",
+        uid,
+        gid,
+        AtFlags::EMPTY_PATH,
+    )?)
+}
+
+const REPLACED: &str = "another program has put something else in its place: copy into a directory that no other user may write";
+
 pub(super) const IN_NOTHING: &str = "its directory could not be made";
 
 const NO_STREAM: &str = "only a single file can be written to standard output";
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn what_is_put_in_a_links_place_is_given_to_no_one() {
+        let scene = tempfile::tempdir().unwrap();
+        let at = |name: &str| scene.path().join(name);
+        std::fs::write(at("file"), "secret").unwrap();
+        symlink("file", at("link")).unwrap();
+        std::fs::hard_link(at("link"), at("twice")).unwrap();
+        symlink("file", at("own")).unwrap();
+        let directory = std::fs::File::open(scene.path()).unwrap();
+        let uid = Some(rustix::process::geteuid());
+        let give = |name: &[u8]| give_link(directory.as_fd(), name, (uid, None));
+        for name in [&b"file"[..], b"twice"] {
+            assert!(matches!(give(name), Err(Trouble::Entry(why)) if why == REPLACED));
+        }
+        assert!(give(b"own").is_ok());
+    }
+}
