@@ -22,7 +22,7 @@ const MEMORY_MIB: u32 = 2048;
 pub const PATIENCE: Duration = Duration::from_secs(400);
 /// How long anything else may take.
 const DEADLINE: Duration = Duration::from_secs(480);
-const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Where the lab's files are in the outer machine; the daemon and the VMMs run there.
 pub const DIRECTORY: &str = "/lab";
@@ -35,11 +35,11 @@ pub const LAYER: &str = "qemu";
 /// The VM that others call and are called by.
 pub const PEER: &str = "peer";
 pub const PEER_CID: u64 = 100;
-/// Where everyone may be called who has to do with the peer.
+/// The port to which calls between the peer and the other VMs are allowed.
 pub const OPEN_PORT: u32 = 5000;
 /// A port of the host that leads to the peer's.
 pub const REDIRECTED_PORT: u32 = 5001;
-/// Where nobody may be called.
+/// A port to which no call is allowed.
 pub const CLOSED_PORT: u32 = 6000;
 
 /// The outer machine.
@@ -160,7 +160,7 @@ impl Lab {
             if Instant::now() > until {
                 bail!("in vain waited until {what}");
             }
-            thread::sleep(LOOK_INTERVAL);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }

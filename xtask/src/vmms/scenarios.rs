@@ -198,7 +198,7 @@ impl Subject<'_> {
 
     fn reset(&self) -> Result<()> {
         let boot = self.boot_id()?;
-        // At once: no driver of the guest is told.
+        // At once, with no word to the guest's drivers.
         self.guest("(sleep 1; echo b > /proc/sysrq-trigger) > /dev/null 2>&1 < /dev/null &")?;
         self.booted_after(&boot)
     }
@@ -275,7 +275,7 @@ impl Subject<'_> {
         Ok(())
     }
 
-    /// Whom a guest dials to reach the peer. One of a hybrid line reaches no one but the host.
+    /// The CID and port that a guest dials to reach the peer. On a hybrid line it reaches the host alone.
     fn way_to_peer(&self) -> (u64, u32) {
         match self.vmm.is_hybrid {
             true => (2, REDIRECTED_PORT),

@@ -121,7 +121,7 @@ impl Vmm {
         format!("/run/ringdown/{}.vsock", self.vm)
     }
 
-    /// Adds this VM to the daemon, with what else `vm add` is to be told.
+    /// Adds this VM to the daemon, with these further options of `vm add`.
     pub fn add(&self, lab: &Lab, vm: &str, options: &str) -> Result<()> {
         let hybrid = match self.is_hybrid {
             true => format!("--hybrid {}", self.socket()),

@@ -86,7 +86,7 @@ fn for_cloud_hypervisor(status: &VmStatus, options: &VmmArguments) -> Result<(),
     }
 }
 
-/// Alioth is told nothing of a card but its socket, so that the guest's would not have the VM's address.
+/// Alioth takes no address for a card, only its socket: the guest's would not have the VM's.
 fn for_alioth(status: &VmStatus, options: &VmmArguments) -> Result<(), Failure> {
     let arguments = alioth::arguments(status, &options.memory);
     if arguments.is_empty() {

@@ -1,7 +1,7 @@
 //! The kernel's memory for TCP, which is the host's: no VM has most of it for long.
 //!
 //! A connection whose guest takes nothing of what the server sends leaves megabytes in the queues of its sockets, and so does one whose server takes nothing. Nothing but `tcp_mem` (tcp(7))
-//! limits that, which all programs of the host share. So the proxy looks each second. Where TCP has more than the kernel calls little, the VM with most in its
+//! limits that, which all programs of the host share. So the proxy polls it each second. Where TCP has more than the kernel calls little, the VM with most in its
 //! queues loses its fullest connections, and opens no others for a while. A VM that takes what it is sent has little there, however fast it is.
 
 use std::cmp::Reverse;
@@ -17,7 +17,7 @@ use rustix::io::ioctl_fionread;
 use rustix::net::connect_unspec;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-/// How often it is looked at.
+/// How often it is polled.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// How long a VM that has lost connections opens no others.
@@ -91,7 +91,7 @@ pub(crate) struct Connections(Arc<Mutex<HashMap<String, OfVm>>>);
 /// Those of one VM.
 #[derive(Debug, Default)]
 struct OfVm {
-    /// Another descriptor of each, under a number.
+    /// A descriptor of each beside the one in use, by a number.
     open: HashMap<u64, OwnedFd>,
     next: u64,
     refused_until: Option<Instant>,
@@ -114,7 +114,7 @@ impl OfVm {
     }
 }
 
-/// A connection that is looked at until this is dropped.
+/// A connection that counts until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Connection {
     all: Connections,
@@ -128,7 +128,7 @@ impl Connections {
         sys::lock(&self.0).get(vm).is_some_and(OfVm::is_refused)
     }
 
-    /// Looks at a connection of a VM as well.
+    /// Counts a connection of a VM.
     ///
     /// # Errors
     /// That the system has no descriptor.
@@ -150,7 +150,7 @@ impl Connections {
         })
     }
 
-    /// Looks each second, without end.
+    /// Polls the host's memory, without end.
     pub(crate) async fn watch(&self, memory: &TcpMemory) {
         let mut ticks = interval(EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_that_are_closed_are_not_looked_at() {
+    fn connections_that_are_closed_do_not_count() {
         let all = Connections::default();
         let (socket, mut server) = filled(1000);
         drop(all.add("web", &socket).unwrap());

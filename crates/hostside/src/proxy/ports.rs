@@ -69,10 +69,7 @@ fn ports_of_range(text: &str) -> Option<u32> {
 
 /// The ports that VMs have taken.
 #[derive(Debug, Clone)]
-pub(crate) struct Ports {
-    taken: Arc<Taken>,
-    connections: Connections,
-}
+pub(crate) struct Ports(Arc<Taken>);
 
 #[derive(Debug)]
 struct Taken {
@@ -80,6 +77,8 @@ struct Taken {
     /// Steps are counted from here.
     since: Instant,
     by_vm: Mutex<HashMap<String, HashMap<Place, Count>>>,
+    /// The connections that the ports are of.
+    connections: Connections,
 }
 
 /// A destination, or those together that have no count of their own.
@@ -113,19 +112,17 @@ impl Default for Ports {
 
 impl Ports {
     pub(crate) fn new(local: LocalPorts) -> Ports {
-        Ports {
-            taken: Arc::new(Taken {
-                local,
-                since: Instant::now(),
-                by_vm: Mutex::default(),
-            }),
+        Ports(Arc::new(Taken {
+            local,
+            since: Instant::now(),
+            by_vm: Mutex::default(),
             connections: Connections::default(),
-        }
+        }))
     }
 
     /// A port for one more connection of a VM to a destination, if it has less than its share there.
     pub(crate) fn take(&self, vm: &str, to: SocketAddr) -> Option<PortRoom> {
-        let taken = &self.taken;
+        let taken = &self.0;
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         let step = taken.step();
         let mut by_vm = sys::lock(&taken.by_vm);
@@ -159,7 +156,7 @@ impl Ports {
 
     /// The connections that ports are taken for.
     pub(crate) fn connections(&self) -> &Connections {
-        &self.connections
+        &self.0.connections
     }
 }
 
@@ -187,16 +184,12 @@ impl Count {
 }
 
 impl PortRoom {
-    /// The connection is there, and counts with those of its VM in `connections`.
+    /// The connection is there, and counts with those of its VM.
     ///
     /// # Errors
     /// That the system has no descriptor.
-    pub(crate) fn connected(
-        &mut self,
-        connections: &Connections,
-        socket: impl AsFd,
-    ) -> io::Result<()> {
-        self.connection = Some(connections.add(&self.vm, socket)?);
+    pub(crate) fn connected(&mut self, socket: impl AsFd) -> io::Result<()> {
+        self.connection = Some(self.taken.connections.add(&self.vm, socket)?);
         Ok(())
     }
 
@@ -322,7 +315,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_remembered_of_a_vm_is_bounded_and_goes() {
         let ports = ports(16);
-        let places = |vm: &str| sys::lock(&ports.taken.by_vm).get(vm).map(HashMap::len);
+        let places = |vm: &str| sys::lock(&ports.0.by_vm).get(vm).map(HashMap::len);
         for index in 0..MAX_DESTINATIONS as u16 {
             end_first(ports.take("a", destination(index)).expect("a port"));
         }

@@ -98,8 +98,8 @@ pub(crate) async fn connect(
                     let (from, to) = ends(stream.local_addr(), stream.peer_addr())?;
                     refuse_own(Some(from), to, Spoken::Tcp, about, own)?;
                     set_options(stream).map_err(|_| Reason::HostFailed)?;
-                    let watched = server.port.connected(ports.connections(), stream);
-                    watched.map_err(|_| Reason::HostFailed)?;
+                    let counted = server.port.connected(stream);
+                    counted.map_err(|_| Reason::HostFailed)?;
                     return Ok(server);
                 }
                 Ok(Err(error)) => failure = more_telling(failure, reason_of(&error, about)),

@@ -212,10 +212,10 @@ fn connections_that_a_vm_has_ended_count_for_its_share_of_the_hosts_ports() {
 
 #[test]
 fn a_vm_that_fills_the_hosts_memory_for_tcp_loses_connections_and_opens_no_others() {
-    let nobody = Arc::new(Script::default());
+    let resolver = Arc::new(Script::default());
     // TCP always has more than this.
     let memory = TcpMemory::beyond(0);
-    let stand = Stand::on(Policy::default(), nobody, LocalPorts::default(), memory);
+    let stand = Stand::on(Policy::default(), resolver, LocalPorts::default(), memory);
     let (listener, address) = tcp_listener();
     let id = stand.offer(service(tcp(address)));
     let call = |vm, cid| {

@@ -1,6 +1,6 @@
 //! The ledger of a packed queue.
 //!
-//! The ring itself tells a successor little: the driver writes its next chains over what it was given back. So the ledger has, for each chain that is out, a
+//! The ring itself has little for a successor: the driver writes its next chains over what it was given back. So the ledger has, for each chain that is out, a
 //! mark by its identifier, with the number of its descriptors; the place up to which everything is published; and before a publication, where that will be. A
 //! chain that is given back has a mark of another kind until its publication is over.
 //!
