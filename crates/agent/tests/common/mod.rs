@@ -6,7 +6,7 @@
     reason = "these are tests, though not marked as such one by one"
 )]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -300,10 +300,14 @@ impl Client {
     }
 
     fn receive(&mut self) -> usize {
-        let count = match self.stream.read(self.decoder.space()) {
-            Ok(count) => count,
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => 0,
-            Err(error) => panic!("nothing came: {error}"),
+        let count = loop {
+            match self.stream.read(self.decoder.space()) {
+                Ok(count) => break count,
+                // What a process that was stopped gets from a socket with a timeout, see signal(7).
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => break 0,
+                Err(error) => panic!("nothing came: {error}"),
+            }
         };
         self.decoder.advance(count);
         count
