@@ -33,6 +33,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::SystemTime;
 
@@ -105,8 +106,6 @@ struct Vm {
     qmp: Option<Arc<Monitor>>,
     /// A session of its agent is there.
     is_here: bool,
-    /// Adding windows has not failed since its session began.
-    can_be_added_to: bool,
 }
 
 /// A VMM's control socket. It takes one client at a time.
@@ -114,6 +113,8 @@ struct Vm {
 struct Monitor {
     path: PathBuf,
     lock: Mutex<()>,
+    /// It has not done what it was asked, so it is asked for nothing more until its VM's agent comes again.
+    has_failed: AtomicBool,
     /// How many windows its VM may have.
     ports: u32,
 }
@@ -185,6 +186,7 @@ impl Windows {
             Arc::new(Monitor {
                 path: path.clone(),
                 lock: Mutex::new(()),
+                has_failed: AtomicBool::new(false),
                 ports: ports(spec),
             })
         };
@@ -192,7 +194,6 @@ impl Windows {
             spec,
             qmp: line.qmp.as_ref().map(monitor),
             is_here: false,
-            can_be_added_to: false,
         };
         sys::lock(&self.state).vms.insert(name, vm);
         Ok(())

@@ -57,6 +57,9 @@ const MAX_TAKEN_AT_ONCE: usize = 48;
 /// Of those, such for circuits of one VM; more get streams. No VM has as many windows of one sort.
 const MAX_TAKEN_AT_ONCE_PER_VM: usize = 8;
 
+/// Of those, such for circuits of the same two VMs: one VMM that is silent leaves its peer places for others.
+const MAX_TAKEN_AT_ONCE_PER_PAIR: usize = 4;
+
 /// How long one half of a circuit waits for the other.
 pub const PAIRING_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -156,8 +159,8 @@ struct State {
     deliveries: HashMap<u64, Delivery>,
     /// Files of windows that are about to be handed to programs of the host.
     files: HashMap<(WindowId, u64), OwnedFd>,
-    /// How many windows are being taken for circuits of a VM, by its full name.
-    taking: HashMap<String, usize>,
+    /// Of which VMs, in order of their full names, are the circuits for which windows are being taken.
+    taking: Vec<Vec<String>>,
     /// Our ends of leases, by ticket.
     leases: HashMap<u64, Arc<UnixStream>>,
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -29,8 +30,10 @@ impl WindowPool for Windows {
                 return;
             };
             of.is_here = true;
-            of.can_be_added_to = of.qmp.is_some();
             let monitor = of.qmp.clone();
+            if let Some(monitor) = &monitor {
+                monitor.has_failed.store(false, Relaxed);
+            }
             let mut of_vm = Vec::new();
             for (uuid, window) in &mut state.windows {
                 if window.standing.has(&party) {
@@ -69,7 +72,6 @@ impl WindowPool for Windows {
         let mut state = sys::lock(&self.state);
         if let Some(of) = state.vms.get_mut(vm) {
             of.is_here = false;
-            of.can_be_added_to = false;
         }
         for window in state.windows.values_mut() {
             window.standing.hide(&party);
@@ -170,9 +172,12 @@ impl State {
             return Err(NoWindow::None);
         }
         let room = |name: &str| {
-            let vm = self.vms.get(name).filter(|vm| vm.can_be_added_to);
+            let vm = self.vms.get(name).filter(|vm| vm.is_here);
             let vm = vm.ok_or(NoWindow::None)?;
             let monitor = vm.qmp.clone().ok_or(NoWindow::None)?;
+            if monitor.has_failed.load(Relaxed) {
+                return Err(NoWindow::None);
+            }
             let party = Party::Vm(name.to_owned());
             let of_vm = self.windows.values().filter(|window| {
                 matches!(window.owners, Owners::Vms { .. }) && window.standing.has(&party)
@@ -377,7 +382,7 @@ impl Windows {
         };
         let [of_a, of_b] = monitors;
         // A device cannot be taken away again, and memory can. So the first VMM gets the device when the second has it.
-        let prepared = self.noted(a, of_a.errand(|qmp| add_memory(qmp, uuid, &file)));
+        let prepared = noted(a, of_a.errand(|qmp| add_memory(qmp, uuid, &file)));
         let is_added = prepared && self.add(b, &of_b, &[(uuid, file)]);
         if !is_added {
             let remove = |qmp: &mut Qmp| qmp.remove_memory(&uuid.to_string());
@@ -389,7 +394,7 @@ impl Windows {
         }
         let plugged = of_a.errand(|qmp| qmp.add_device(&uuid.to_string(), of_a.ports));
         // If it fails, the second VMM keeps its device, and the first is asked again when its agent comes again.
-        match self.noted(a, plugged) {
+        match noted(a, plugged) {
             true => Ok(()),
             false => Err(NoWindow::Failed),
         }
@@ -397,19 +402,19 @@ impl Windows {
 
     /// Adds windows to a VMM, as far as it does not have them. Returns whether it has them all now.
     fn add(&self, vm: &str, monitor: &Monitor, windows: &[(WindowId, Arc<WindowFile>)]) -> bool {
-        self.noted(vm, monitor.add(windows))
+        noted(vm, monitor.add(windows))
     }
+}
 
-    /// Whether a VMM has done what it was asked. If not, it is asked for nothing more until its VM's agent comes again.
-    fn noted(&self, vm: &str, done: Result<(), QmpError>) -> bool {
-        if let Err(error) = &done {
+/// Whether a VMM has done what it was asked.
+fn noted(vm: &str, done: Result<(), QmpError>) -> bool {
+    match &done {
+        Ok(()) | Err(QmpError::HasFailed) => {}
+        Err(error) => {
             tracing::warn!(vm, %error, "cannot add windows: circuits are streams until the VM's agent connects again");
-            if let Some(of) = sys::lock(&self.state).vms.get_mut(vm) {
-                of.can_be_added_to = false;
-            }
         }
-        done.is_ok()
     }
+    done.is_ok()
 }
 
 impl Monitor {
@@ -428,14 +433,19 @@ impl Monitor {
         })
     }
 
-    /// One connection.
+    /// One connection, unless an earlier one has failed, also while this one waited for it.
     fn errand(
         &self,
         errand: impl FnOnce(&mut Qmp) -> Result<(), QmpError>,
     ) -> Result<(), QmpError> {
         // Nothing of ours depends on it.
         let _one_client = sys::lock(&self.lock);
-        errand(&mut Qmp::connect(&self.path)?)
+        if self.has_failed.load(Relaxed) {
+            return Err(QmpError::HasFailed);
+        }
+        let done = Qmp::connect(&self.path).and_then(|mut qmp| errand(&mut qmp));
+        self.has_failed.fetch_or(done.is_err(), Relaxed);
+        done
     }
 }
 

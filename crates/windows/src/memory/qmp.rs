@@ -65,6 +65,10 @@ pub enum QmpError {
         /// What came, the beginning of it.
         found: String,
     },
+    #[error(
+        "QEMU's control socket failed before: it is used again when the VM's agent connects again"
+    )]
+    HasFailed,
     #[error("each of its ports for windows (ringdown-port0 and on, {ports} at most) has a device")]
     NoPort { ports: u32 },
     #[error("QEMU refuses {command}: {words}")]

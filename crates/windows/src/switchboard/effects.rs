@@ -12,7 +12,10 @@ use wire::switchboard::program::{Answer, Circuit};
 
 use super::board::{Board, Effect, Outcome};
 use super::pool::{self, Lent, NoWindow, Pair, Party, WindowPool};
-use super::{MAX_TAKEN_AT_ONCE_PER_VM, PAGE_LEN, PAIRING_TIMEOUT, RELEASE_TIMEOUT, Shared, State};
+use super::{
+    MAX_TAKEN_AT_ONCE_PER_PAIR, MAX_TAKEN_AT_ONCE_PER_VM, PAGE_LEN, PAIRING_TIMEOUT,
+    RELEASE_TIMEOUT, Shared, State,
+};
 
 /// An input of the board.
 pub(super) type BoardEvent = Box<dyn FnOnce(&mut Board) -> Vec<Effect>>;
@@ -104,10 +107,11 @@ impl Shared {
         kind: pool::Kind,
         max_ring: u64,
     ) -> Option<BoardEvent> {
-        let vms = match &pair {
+        let mut vms = match &pair {
             Pair::Host { vm, .. } => vec![vm.clone()],
             Pair::Vms { a, b } => vec![a.clone(), b.clone()],
         };
+        vms.sort();
         if !sys::lock(&self.state).begin_to_take(&vms) {
             return Some(Box::new(move |board| {
                 board.taken(circuit, Err(NoWindow::Busy), true)
@@ -235,27 +239,20 @@ impl Shared {
 impl State {
     /// Whether another window may be taken for circuits of these VMs. If so, it is counted.
     fn begin_to_take(&mut self, vms: &[String]) -> bool {
-        let is_full = |vm: &String| {
-            self.taking
-                .get(vm)
-                .is_some_and(|taking| *taking >= MAX_TAKEN_AT_ONCE_PER_VM)
-        };
-        if vms.iter().any(is_full) {
-            return false;
+        let of = |vm| self.taking.iter().filter(|of| of.contains(vm)).count();
+        let of_pair = self.taking.iter().filter(|of| *of == vms).count();
+        let is_full = vms.iter().any(|vm| of(vm) >= MAX_TAKEN_AT_ONCE_PER_VM)
+            || vms.len() > 1 && of_pair >= MAX_TAKEN_AT_ONCE_PER_PAIR;
+        if !is_full {
+            self.taking.push(vms.to_vec());
         }
-        for vm in vms {
-            *self.taking.entry(vm.clone()).or_default() += 1;
-        }
-        true
+        !is_full
     }
 
     fn end_to_take(&mut self, vms: &[String]) {
-        for vm in vms {
-            if let Some(taking) = self.taking.get_mut(vm) {
-                *taking -= 1;
-            }
+        if let Some(at) = self.taking.iter().position(|of| of == vms) {
+            self.taking.swap_remove(at);
         }
-        self.taking.retain(|_, taking| *taking > 0);
     }
 }
 
@@ -270,5 +267,40 @@ async fn end_of(socket: &UnixStream) {
             }
             _ => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One peer whose VMM is silent leaves a VM places for others.
+    #[test]
+    fn so_many_windows_are_taken_at_once_of_a_vm_and_of_a_pair() {
+        let mut state = State::default();
+        let vms = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        };
+        for _ in 0..MAX_TAKEN_AT_ONCE_PER_PAIR {
+            assert!(state.begin_to_take(&vms(&["a", "b"])));
+        }
+        assert!(!state.begin_to_take(&vms(&["a", "b"])));
+        for _ in MAX_TAKEN_AT_ONCE_PER_PAIR..MAX_TAKEN_AT_ONCE_PER_VM {
+            assert!(state.begin_to_take(&vms(&["b"])));
+        }
+        assert!(!state.begin_to_take(&vms(&["b"])));
+        assert!(!state.begin_to_take(&vms(&["b", "c"])));
+        state.end_to_take(&vms(&["a", "b"]));
+        assert!(state.begin_to_take(&vms(&["b", "c"])));
+        for _ in 1..MAX_TAKEN_AT_ONCE_PER_PAIR {
+            state.end_to_take(&vms(&["a", "b"]));
+            state.end_to_take(&vms(&["b"]));
+        }
+        state.end_to_take(&vms(&["b"]));
+        state.end_to_take(&vms(&["b", "c"]));
+        assert!(state.taking.is_empty());
     }
 }

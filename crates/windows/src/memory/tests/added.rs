@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::MutexGuard;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -323,6 +324,33 @@ fn a_vmm_that_refuses_is_asked_again_when_its_agent_comes_again() {
     release_between(pool, &lent);
     pool.close("b");
     assert_eq!(pool.list().len(), 1);
+}
+
+#[test]
+fn a_vmm_that_has_failed_holds_up_nothing_more_that_waited_for_it() {
+    let two = two(["8x8M", "8x8M"]);
+    let pool = &two.pool;
+    pool.arrived("a");
+    pool.arrived("b");
+    // What VM b's VMM does from here on.
+    let kept = two.b.path.with_extension("kept");
+    std::fs::rename(&two.b.path, &kept).unwrap();
+    let silent = UnixListener::bind(&two.b.path).unwrap();
+    thread::scope(|scope| {
+        let take = || pool.take(&between(), Kind::Bytes, MOST);
+        let takers = [(); 4].map(|()| scope.spawn(take));
+        let (first, _) = silent.accept().unwrap();
+        // Time for the others to wait behind it; those that come later are not let in at all.
+        thread::sleep(Duration::from_millis(100));
+        drop(first);
+        for taker in takers {
+            taker.join().unwrap().unwrap_err();
+        }
+    });
+    silent.set_nonblocking(true).unwrap();
+    let again = silent.accept().map(|_| ()).map_err(|error| error.kind());
+    assert_eq!(again, Err(std::io::ErrorKind::WouldBlock));
+    std::fs::rename(&kept, &two.b.path).unwrap();
 }
 
 #[test]
