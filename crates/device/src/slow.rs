@@ -14,6 +14,10 @@
 //! - In an alert the processor's time is read once a turn. A call that takes long without what was spent off the processor makes its party a
 //!   *suspect*. It does not count either: it may have been the first to touch a guest's memory.
 //! - Calls of a suspect are measured singly by the processor's time. They use our own memory and move few bytes, more with each fast call.
+//!
+//! Within a virtual machine the processor's time may contain what the hypervisor gave to others. That may hit any instruction, a party's calls no
+//! more than a loop of our own. So behind each fast call of a party that has used much of its budget such a loop runs, for several times as long as
+//! the call, and what it loses at once is given back.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -37,6 +41,12 @@ const BUDGET: Duration = Duration::from_millis(500);
 
 /// In so many seconds of time one second of its budget comes back.
 const REFILL: u32 = 20;
+
+/// What is used of it before the party's fast calls are compared with a loop, which runs for so many times as long within these bounds.
+const MUCH: Duration = Duration::from_millis(100);
+const LOOP_FACTOR: u32 = 4;
+const SHORTEST_LOOP: Duration = Duration::from_micros(20);
+const LONGEST_LOOP: Duration = Duration::from_micros(200);
 
 /// How long an alert, and the suspicion of a party, last after the last slow call.
 const SUSPICION: Duration = Duration::from_secs(600);
@@ -94,6 +104,8 @@ pub(crate) trait Clock {
     fn wall(&self) -> Duration;
     /// What this thread has had of its processor.
     fn processor(&self) -> Duration;
+    /// Uses the processor for so long, and returns what was counted beyond that in pieces longer than [`CALL`].
+    fn stolen_within(&self, len: Duration) -> Duration;
 }
 
 /// The system's clocks.
@@ -107,6 +119,17 @@ impl Clock for System {
 
     fn processor(&self) -> Duration {
         read(ClockId::ThreadCPUTime)
+    }
+
+    fn stolen_within(&self, len: Duration) -> Duration {
+        let begin = self.processor();
+        let (mut last, mut stolen) = (begin, Duration::ZERO);
+        while last - begin - stolen < len {
+            let now = self.processor();
+            stolen += (now - last).saturating_sub(CALL);
+            last = now;
+        }
+        stolen
     }
 }
 
@@ -188,6 +211,19 @@ impl Record {
         self.used >= BUDGET
     }
 
+    /// Another call is not slow, and has used so much.
+    fn was_fast(&mut self, clock: &impl Clock, used: Duration) {
+        self.fast = self.fast.wrapping_add(1);
+        if self.fast % CALLS_OF_A_PIECE == 0 {
+            self.piece = self.piece.saturating_mul(2);
+        }
+        if self.used >= MUCH {
+            let len = (used * LOOP_FACTOR).clamp(SHORTEST_LOOP, LONGEST_LOOP);
+            let stolen = clock.stolen_within(len);
+            self.used = self.used.saturating_sub(stolen);
+        }
+    }
+
     fn bar(&mut self, now: Duration) {
         let factor = 1u32 << self.bars.min(16);
         self.bars += 1;
@@ -243,8 +279,9 @@ impl<C: Clock> Slow<C> {
                 return outcome;
             }
         }
-        if is_suspect {
-            self.was_fast(party);
+        if let (Some(had), Some(record)) = (had, self.known.get_mut(&party)) {
+            let used = self.clock.processor().saturating_sub(had);
+            record.was_fast(&self.clock, used);
         }
         outcome
     }
@@ -262,15 +299,6 @@ impl<C: Clock> Slow<C> {
         let (at, had) = turn?;
         let without = (self.last - at).saturating_sub(processor.saturating_sub(had));
         Some(took.saturating_sub(without))
-    }
-
-    fn was_fast(&mut self, party: Party) {
-        if let Some(record) = self.known.get_mut(&party) {
-            record.fast = record.fast.wrapping_add(1);
-            if record.fast % CALLS_OF_A_PIECE == 0 {
-                record.piece = record.piece.saturating_mul(2);
-            }
-        }
     }
 
     fn charge(&mut self, party: Party, circuit: Option<CircuitId>, excess: Duration) {

@@ -7,6 +7,9 @@ use super::*;
 struct Told {
     wall: Rc<Cell<Duration>>,
     processor: Rc<Cell<Duration>>,
+    /// What each loop loses, and how long all loops were.
+    loses: Rc<Cell<Duration>>,
+    looped: Rc<Cell<Duration>>,
 }
 
 impl Clock for Told {
@@ -16,6 +19,11 @@ impl Clock for Told {
 
     fn processor(&self) -> Duration {
         self.processor.get()
+    }
+
+    fn stolen_within(&self, len: Duration) -> Duration {
+        self.looped.set(self.looped.get() + len);
+        self.loses.get()
     }
 }
 
@@ -62,7 +70,9 @@ impl World {
 
     /// A call that takes this long, of which the thread has had a processor for the second time.
     fn call(&mut self, party: Party, bytes: usize, took: Duration, used: Duration) {
-        let Told { wall, processor } = self.clock.clone();
+        let Told {
+            wall, processor, ..
+        } = self.clock.clone();
         let moved = self.slow.timed(Some(party), None, || {
             wall.set(wall.get() + took);
             processor.set(processor.get() + used);
@@ -133,6 +143,56 @@ fn time_without_a_processor_does_not_count() {
         world.call(WEB, 1, 20 * MS, 2 * MS);
     }
     assert!(world.slow.is_suspect(Some(WEB)) && !world.slow.closes_elsewhere(WEB));
+}
+
+#[test]
+fn what_a_hypervisor_takes_from_calls_and_loops_alike_does_not_count() {
+    let mut world = World::new();
+    // One call in ten loses 20 ms to other virtual machines, and so does one loop in ten.
+    for _ in 0..1000 {
+        world.slow_calls(WEB, 1);
+        for call in 0..9 {
+            world
+                .clock
+                .loses
+                .set(if call == 5 { 20 * MS } else { Duration::ZERO });
+            world.call(WEB, 1, MS / 50, MS / 50);
+        }
+    }
+    assert!(!world.slow.is_barred(Some(WEB)));
+    assert_eq!(world.slow.take_overrun(), None);
+    // Its calls alone: that is its own doing, however many fast ones it makes beside them.
+    world.clock.loses.set(Duration::ZERO);
+    for _ in 0..CALLS + 2 {
+        world.slow_calls(WEB, 1);
+        (0..9).for_each(|_| world.call(WEB, 1, MS / 50, MS / 50));
+    }
+    assert!(world.slow.is_barred(Some(WEB)));
+}
+
+#[test]
+fn loops_are_short_and_only_for_a_party_that_has_used_much() {
+    let mut world = World::new();
+    let looped = |world: &World| world.clock.looped.replace(Duration::ZERO);
+    world.slow_calls(WEB, 1);
+    // 18 ms of each count, so less than 100 ms by now.
+    world.slow_calls(WEB, 5);
+    world.call(WEB, 1, MS, MS);
+    assert_eq!(looped(&world), Duration::ZERO);
+    world.slow_calls(WEB, 2);
+    for (used, expected) in [(MS / 1000, MS / 50), (MS / 40, MS / 10), (2 * MS, MS / 5)] {
+        world.call(WEB, 1, used, used);
+        assert_eq!(looped(&world), expected);
+    }
+    world.call(Party::User(3), 1, MS, MS);
+    assert_eq!(looped(&world), Duration::ZERO);
+}
+
+#[test]
+fn the_systems_loop_uses_the_processor_for_so_long() {
+    let begin = System.processor();
+    let stolen = System.stolen_within(5 * MS);
+    assert!(System.processor() - begin >= stolen + 5 * MS);
 }
 
 #[test]
