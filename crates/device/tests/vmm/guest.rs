@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use device::Fabric;
 use guestmem_driver::{Arena, DriverQueue, RawDescriptor};
@@ -274,11 +275,21 @@ impl Guest {
     pub fn offer(&mut self, ring: usize, descriptor: RawDescriptor, count: u16) {
         let queue = &mut self.queues[ring];
         let first = queue.available_index();
-        for index in (first..first + count).map(|index| index % RING) {
+        for index in (0..count).map(|step| first.wrapping_add(step) % RING) {
             queue.write_descriptor(index, descriptor);
             queue.set_available_entry(index, index);
         }
-        queue.set_available_index(first + count);
+        queue.set_available_index(first.wrapping_add(count));
+    }
+
+    /// Makes one chain available and notifies if it is asked to, in the order of a driver (virtio 1.2, section 2.7.13).
+    pub fn say(&mut self, ring: usize, descriptor: RawDescriptor) {
+        let before = self.queues[ring].available_index();
+        self.offer(ring, descriptor, 1);
+        fence(Ordering::SeqCst);
+        if self.wants_notification(ring, before) {
+            self.kick(ring);
+        }
     }
 
     /// Replaces a descriptor, of the guest or the device.
@@ -303,10 +314,14 @@ impl Guest {
 
     /// Whether the device wants to be notified of what is made available.
     pub fn is_asked_to_notify(&self, ring: usize) -> bool {
+        self.wants_notification(ring, self.queues[ring].available_index())
+    }
+
+    fn wants_notification(&self, ring: usize, of: u16) -> bool {
         const NO_NOTIFY: u16 = 1;
         let queue = &self.queues[ring];
         match self.features & FEATURE_EVENT_INDEX != 0 {
-            true => queue.available_event() == queue.available_index(),
+            true => queue.available_event() == of,
             false => queue.used_flags() & NO_NOTIFY == 0,
         }
     }

@@ -1,7 +1,7 @@
 //! Fabrics that end, and others that go on with the same VMMs by way of a keeper.
 
 mod circuits;
-mod deaths;
+pub mod deaths;
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -24,13 +24,13 @@ use crate::{config_of, fabric, turn_until};
 static HOSTS: AtomicU32 = AtomicU32::new(0);
 
 /// A keeper with a directory for sockets, and a VM whose name no other test has.
-struct Host {
+pub struct Host {
     directory: tempfile::TempDir,
-    vm: String,
+    pub vm: String,
 }
 
 impl Host {
-    fn new() -> Host {
+    pub fn new() -> Host {
         // Where sockets are removed at once, as in the runtime directory.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         let directory = tempfile::Builder::new()
@@ -44,7 +44,7 @@ impl Host {
         Host { directory, vm }
     }
 
-    fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
@@ -64,7 +64,7 @@ impl Host {
     }
 
     /// One with these lines.
-    fn fabric_of(&self, lines: &[LineConfig]) -> (Fabric, Arc<Keeper>) {
+    pub fn fabric_of(&self, lines: &[LineConfig]) -> (Fabric, Arc<Keeper>) {
         let (mut fabric, keeper) = (fabric(), self.attach());
         fabric.set_keeper(keeper.clone()).unwrap();
         for line in lines {
@@ -74,7 +74,7 @@ impl Host {
         (fabric, keeper)
     }
 
-    fn config(&self) -> LineConfig {
+    pub fn config(&self) -> LineConfig {
         config_of(self.path(), &self.vm, 3)
     }
 
@@ -91,7 +91,7 @@ fn end((mut fabric, keeper): (Fabric, Arc<Keeper>), guests: &[&Guest]) {
     drop(keeper);
 }
 
-fn wait_until_kept(fabric: &mut Fabric, guests: &[&Guest]) {
+pub fn wait_until_kept(fabric: &mut Fabric, guests: &[&Guest]) {
     for guest in guests {
         guest.wait_for_answer(|| fabric.turn(Some(Duration::from_millis(1))).unwrap());
     }
