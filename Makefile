@@ -46,8 +46,9 @@ package: build agent manual static-command ## make a Debian package and a tarbal
 	@scripts/package deb $(TARGET_DIR)/release $(TARGET_DIR)/manual $(TARGET_DIR)/packages
 	@scripts/package tarball $(TARGET_DIR)/static/x86_64-unknown-linux-gnu/release $(TARGET_DIR)/manual $(TARGET_DIR)/packages
 
-package-test: package ## install the Debian package in a clean Debian, run it there and take it out (as root; needs debootstrap)
-	@scripts/package-test $(TARGET_DIR)/packages/*.deb
+package-test: package images ## install the Debian package in a clean Debian, run and upgrade it there, also under load, and take it out (as root; needs debootstrap)
+	@RINGDOWN_PACKAGE_LOAD='RINGDOWN_BIN=$(RINGDOWN) $(CARGO) test --package ringdown-e2e --test upgrade -- --ignored --nocapture package' \
+		scripts/package-test $(TARGET_DIR)/packages/*.deb
 
 images: setup ## make the guest images (kernels 6.1 and 6.12); what is up to date stays
 	@$(CARGO) xtask images

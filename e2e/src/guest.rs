@@ -92,8 +92,14 @@ impl GuestSpec {
 
     /// Attaches it to the VM of this name.
     #[must_use]
-    pub fn attached_as(mut self, daemon: &Daemon, vm: &str) -> GuestSpec {
-        self.vms.push(Vm::of(daemon.runtime_directory(), vm));
+    pub fn attached_as(self, daemon: &Daemon, vm: &str) -> GuestSpec {
+        self.attached_in(daemon.runtime_directory(), vm)
+    }
+
+    /// Attaches it to the VM of this name of the daemon that has this runtime directory.
+    #[must_use]
+    pub fn attached_in(mut self, runtime_directory: &Path, vm: &str) -> GuestSpec {
+        self.vms.push(Vm::of(runtime_directory, vm));
         self
     }
 

@@ -3,22 +3,20 @@
 
 #![allow(clippy::unwrap_used, reason = "an unwrap in a test is an assertion")]
 
+#[path = "upgrade/load.rs"]
+mod load;
+#[path = "upgrade/package.rs"]
+mod package;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use e2e::{
-    CommandSpec, Daemon, DaemonSpec, Guest, GuestSpec, Kernel, Running, hold, ringdown_program,
-    spawn,
-};
+use e2e::{Daemon, DaemonSpec, Guest, hold, ringdown_program, spawn};
+use load::{Stream, eventually, start};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-
-/// How long anything that must happen may take.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// How many upgrades there are, and as many kills; and with RINGDOWN_E2E_FULL.
 const ROUNDS: u64 = 2;
@@ -113,64 +111,11 @@ fn kill_last(directory: &Path) {
     }
 }
 
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < until, "it did not come to be: {what}");
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-fn boot(host: &Host) -> Vec<Guest> {
+fn boot(host: &Host) -> [Guest; 2] {
     for (vm, cid) in [("web", "3"), ("db", "4")] {
         host.ringdown(&["vm", "add", vm, "--cid", cid, "--net", "lan"]);
     }
-    let guest = |name: &str, kernel| {
-        let spec = GuestSpec::new(name, kernel).layer("lan").with_tools();
-        spec.attached(&host.daemon)
-    };
-    let guests = vec![guest("web", Kernel::V6_1), guest("db", Kernel::V6_12)];
-    let guests = Guest::boot_all(guests).unwrap();
-    for guest in &guests {
-        guest.shell("modprobe virtio_net && ip link set eth0 up && udhcpc -i eth0 -n -q -t 20 -T 1 2>&1").unwrap();
-    }
-    guests
-}
-
-fn start(guest: &Guest, command: &str) -> Running {
-    let spec = CommandSpec::new(command).deadline(PATIENCE);
-    guest.start_spec(spec).unwrap()
-}
-
-/// What one guest sends another until /tmp/stop exists, so that every restart is in the middle of it, and `pieces` at least.
-struct Stream {
-    receives: Running,
-    sums: Running,
-    sends: Running,
-}
-
-impl Stream {
-    fn start(from: &Guest, to: &Guest, listen: &str, connect: &str, pieces: u64) -> Stream {
-        let receives = start(to, &format!("socat -u {listen} STDOUT | sha256sum"));
-        let copy = format!("/tmp/copy-{}", &listen[..3]);
-        from.shell(&format!("mkfifo {copy}")).unwrap();
-        let sums = start(from, &format!("sha256sum < {copy}"));
-        let sends = format!(
-            "(n=0; while [ ! -e /tmp/stop ] || [ $n -lt {pieces} ]; do seq ${{n}}00000 ${{n}}99999; n=$((n+1)); done) | tee {copy} | \
-             socat -u STDIN {connect},retry=100,interval=0.1; echo sent"
-        );
-        Stream {
-            receives,
-            sums,
-            sends: start(from, &sends),
-        }
-    }
-
-    fn ends_whole(self) {
-        let text = |running: Running| running.wait().unwrap().text().trim().to_owned();
-        assert!(text(self.sends).contains("sent"));
-        assert_eq!(text(self.receives), text(self.sums));
-    }
+    load::boot(|guest| guest.attached(&host.daemon))
 }
 
 /// A circuit of the host is reset with its daemon: the command that has it ends, and says so.
@@ -205,9 +150,7 @@ fn guests_see_nothing_of_upgrades_and_kills() {
     };
     let mut host = Host::start();
     let guests = boot(&host);
-    let [web, db] = &guests[..] else {
-        panic!("two guests")
-    };
+    let [web, db] = &guests;
     let new = host.directory.join("new");
     fs::copy(ringdown_program().unwrap(), &new).unwrap();
     fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
@@ -215,11 +158,7 @@ fn guests_see_nothing_of_upgrades_and_kills() {
     let file = host.directory.join("copied");
     fs::write(&file, vec![7; COPIED]).unwrap();
 
-    let streams = [
-        Stream::start(web, db, "VSOCK-LISTEN:5000", "VSOCK-CONNECT:4:5000", pieces),
-        Stream::start(db, web, "VSOCK-LISTEN:5000", "VSOCK-CONNECT:3:5000", pieces),
-        Stream::start(web, db, "TCP-LISTEN:5000", "TCP:db:5000", pieces),
-    ];
+    let streams = Stream::start_all(web, db, pieces);
     let writes = "n=0; while [ ! -e /tmp/stop ]; do echo line $n; n=$((n+1)); usleep 20000; done >> /tmp/numbers";
     db.shell("touch /tmp/numbers").unwrap();
     let follow = ["logs", "db", "--follow", "/tmp/numbers"];
