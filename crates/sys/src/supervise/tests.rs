@@ -65,8 +65,8 @@ fn the_filter_stops_what_is_watched_and_nothing_else() {
         watch(SystemCall::Connect, When::Always),
         watch(SystemCall::GetPeerName, When::Always),
     ];
-    let program = filter(&supervision(&watched)).unwrap();
-    let native = ARCHITECTURE.unwrap();
+    let program = filter::program(&supervision(&watched)).unwrap();
+    let native = filter::ARCHITECTURE.unwrap();
     let (stop, pass) = (libc::SECCOMP_RET_USER_NOTIF, libc::SECCOMP_RET_ALLOW);
     let socket = SystemCall::Socket.number();
     assert_eq!(judge(&program, native, socket, 40), stop);
@@ -100,8 +100,8 @@ fn a_call_may_stop_for_several_reasons_and_only_for_those() {
         watch(SystemCall::SendTo, When::Points(4)),
         watch(SystemCall::Connect, When::Always),
     ];
-    let program = filter(&supervision(&watched)).unwrap();
-    let native = ARCHITECTURE.unwrap();
+    let program = filter::program(&supervision(&watched)).unwrap();
+    let native = filter::ARCHITECTURE.unwrap();
     let stops = |call: SystemCall, arguments| {
         judge_call(&program, native, call.number(), arguments) == libc::SECCOMP_RET_USER_NOTIF
     };
