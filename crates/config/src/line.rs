@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use policy::{Callee, Caller};
 use vsock::Limits;
 
 use crate::net::PortSpec;
@@ -85,6 +86,24 @@ pub struct LineSpec {
 }
 
 impl LineSpec {
+    /// The VM, as it calls.
+    pub fn as_caller(&self) -> Caller<'_> {
+        Caller::Vm {
+            domain: &self.domain,
+            name: &self.name,
+            groups: &self.groups,
+        }
+    }
+
+    /// The VM, as it is called.
+    pub fn as_callee(&self) -> Callee<'_> {
+        Callee::Vm {
+            domain: &self.domain,
+            name: &self.name,
+            groups: &self.groups,
+        }
+    }
+
     /// The socket of its VMM, if that has a vsock device of its own.
     pub fn hybrid(&self) -> Option<&Path> {
         match &self.vmm {

@@ -1,6 +1,6 @@
 //! What VMs are called.
 
-use crate::rule::DEFAULT_DOMAIN;
+use crate::rule::{Callee, Caller, DEFAULT_DOMAIN};
 
 /// A VM as the directory knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,24 @@ impl Address {
             name: name.to_owned(),
             cid,
             groups: Vec::new(),
+        }
+    }
+
+    /// It, as it calls.
+    pub fn as_caller(&self) -> Caller<'_> {
+        Caller::Vm {
+            domain: &self.domain,
+            name: &self.name,
+            groups: &self.groups,
+        }
+    }
+
+    /// It, as it is called.
+    pub fn as_callee(&self) -> Callee<'_> {
+        Callee::Vm {
+            domain: &self.domain,
+            name: &self.name,
+            groups: &self.groups,
         }
     }
 

@@ -144,13 +144,8 @@ impl Switch {
         let Some(line) = self.lines.get(line.0 as usize) else {
             return OfferedPorts::default();
         };
-        let caller = Caller::Vm {
-            domain: &line.address.domain,
-            name: &line.address.name,
-            groups: &line.address.groups,
-        };
         let services = self.directory.service_ports(line.domain);
-        OfferedPorts::to(&caller, services, &self.policy)
+        OfferedPorts::to(&line.address.as_caller(), services, &self.policy)
     }
 
     /// A VMM calls for its guest.

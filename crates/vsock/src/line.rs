@@ -3,9 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use policy::{
-    Address, CALLS_AT_ONCE, Callee, Caller, DomainId, LineId, Policy, RuleSet, Time, TokenBucket,
-};
+use policy::{Address, CALLS_AT_ONCE, DomainId, LineId, Policy, RuleSet, Time, TokenBucket};
 use thiserror::Error;
 use wire::vsock::Header;
 
@@ -123,22 +121,8 @@ impl Line {
 
     /// Finds the rules of a policy that this guest has to do with.
     pub(crate) fn subject_to(&mut self, policy: &Policy) {
-        let Address {
-            domain,
-            name,
-            groups,
-            ..
-        } = &self.address;
-        self.callers = policy.callers(&Caller::Vm {
-            domain,
-            name,
-            groups,
-        });
-        self.callees = policy.callees(&Callee::Vm {
-            domain,
-            name,
-            groups,
-        });
+        self.callers = policy.callers(&self.address.as_caller());
+        self.callees = policy.callees(&self.address.as_callee());
     }
 
     /// Reserves up to `wanted_bytes` for a flow of a circuit from `origin`. While the line's share lasts, each flow gets at most half of
