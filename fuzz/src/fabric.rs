@@ -63,7 +63,7 @@ pub fn attack(input: &[u8]) {
     let mut house = House::new(&[WEB, DB], limits);
     let tape = Tape::run(&mut house, input.len());
     let bystander = dice.pick(&[Route::ToHost, Route::FromHost]);
-    let mut talk = Conversation::begin_with(&mut house, bystander, DB, None);
+    let mut talk = Conversation::begin_with(&mut house, bystander, DB);
     let listener = UnixListener::bind(house.path("web.sock_80")).expect("a listener");
     listener.set_nonblocking(true).expect("an open socket");
     let mut programs = Vec::new();
@@ -95,7 +95,7 @@ pub fn attack(input: &[u8]) {
     });
     drop((listener, programs));
     let _ = std::fs::remove_file(house.path("web.sock_80"));
-    let mut again = Conversation::begin_with(&mut house, Route::ToHost, WEB, None);
+    let mut again = Conversation::begin_with(&mut house, Route::ToHost, WEB);
     again.step(&mut house, &mut dice);
     again.finish(&mut house);
     drop((again, talk));

@@ -517,6 +517,36 @@ pub fn setup(input: &[u8]) {
     let arena = Arc::new(Arena::new(ARENA_PAGES * PAGE).expect("an arena"));
     let count = dice.below(REGIONS.len() + 1);
     let memory = Arc::new(regions(&arena, 0, count));
+    let setup = any_setup(&arena, &mut dice);
+    let is_placed = |(address, len, alignment): &(u64, u64, u64)| {
+        let inside = REGIONS[..count].iter().any(|(_, start, pages)| {
+            let start = arena.base() + (start * PAGE) as u64;
+            let end = start + (pages * PAGE) as u64;
+            *address >= start && address.checked_add(*len).is_some_and(|last| last <= end)
+        });
+        inside && address % alignment == 0
+    };
+    let sized = match setup.packed {
+        true => (1..=32_768).contains(&setup.size) && packed::is_base(&setup),
+        false => setup.size.is_power_of_two(),
+    };
+    let good = sized && areas(&setup).iter().all(is_placed);
+    match Queue::new(setup, memory) {
+        Ok(mut queue) => {
+            assert!(good, "{setup:x?} was accepted");
+            let mut chain = Chain::default();
+            while queue.pop(&mut chain) == Ok(true) {
+                queue.complete(chain.head, 0);
+            }
+            queue.enable_notifications();
+            queue.publish();
+            queue.driver_digest();
+        }
+        Err(error) => assert!(!good, "{setup:x?} was refused: {error}"),
+    }
+}
+
+fn any_setup(arena: &Arena, dice: &mut Dice<'_>) -> QueueSetup {
     let size = match dice.below(4) {
         0 => dice.word(),
         _ => 1 << dice.below(16),
@@ -531,63 +561,36 @@ pub fn setup(input: &[u8]) {
         }
     };
     let [descriptors, available, used] = [place(), place(), place()];
-    let setup = QueueSetup {
+    let base = u32::from(dice.word());
+    let event_index = dice.one_in(2);
+    let packed = dice.one_in(2);
+    QueueSetup {
         size,
         descriptors,
         available,
         used,
-        ring_base: u32::from(dice.word()),
-        event_index: dice.one_in(2),
-        indirect: true,
-        packed: false,
-    };
-    let packed = dice.one_in(2);
-    let setup = QueueSetup {
-        ring_base: match packed && !dice.one_in(3) {
-            true => setup.ring_base | u32::from(dice.word()) << 16,
-            false => setup.ring_base | setup.ring_base << 16 & if packed { u32::MAX } else { 0 },
+        ring_base: match packed {
+            true if dice.one_in(3) => base | base << 16,
+            true => base | u32::from(dice.word()) << 16,
+            false => base,
         },
+        event_index,
+        indirect: true,
         packed,
-        ..setup
-    };
-    let event = if setup.event_index { 2 } else { 0 };
-    let size = u64::from(size);
-    let areas = match packed {
-        true => [
-            (descriptors, 16 * size, 16),
-            (available, 4, 4),
-            (used, 4, 4),
-        ],
-        false => [
-            (descriptors, 16 * size, 16),
-            (available, 4 + 2 * size + event, 2),
-            (used, 4 + 8 * size + event, 4),
-        ],
-    };
-    let is_placed = |(address, len, alignment): &(u64, u64, u64)| {
-        let inside = REGIONS[..count].iter().any(|(_, start, pages)| {
-            let start = arena.base() + (start * PAGE) as u64;
-            let end = start + (pages * PAGE) as u64;
-            *address >= start && address.checked_add(*len).is_some_and(|last| last <= end)
-        });
-        inside && address % alignment == 0
-    };
-    let sized = match packed {
-        true => (1..=32_768).contains(&setup.size) && packed::is_base(&setup),
-        false => setup.size.is_power_of_two(),
-    };
-    let good = sized && areas.iter().all(is_placed);
-    match Queue::new(setup, memory) {
-        Ok(mut queue) => {
-            assert!(good, "{setup:x?} was accepted");
-            let mut chain = Chain::default();
-            while queue.pop(&mut chain) == Ok(true) {
-                queue.complete(chain.head, 0);
-            }
-            queue.enable_notifications();
-            queue.publish();
-            queue.driver_digest();
-        }
-        Err(error) => assert!(!good, "{setup:x?} was refused: {error}"),
     }
+}
+
+/// Address, length and alignment of a queue's areas (virtio 1.2, sections 2.7 and 2.8).
+fn areas(setup: &QueueSetup) -> [(u64, u64, u64); 3] {
+    let size = u64::from(setup.size);
+    let event = if setup.event_index { 2 } else { 0 };
+    let [available, used] = match setup.packed {
+        true => [(4, 4), (4, 4)],
+        false => [(4 + 2 * size + event, 2), (4 + 8 * size + event, 4)],
+    };
+    [
+        (setup.descriptors, 16 * size, 16),
+        (setup.available, available.0, available.1),
+        (setup.used, used.0, used.1),
+    ]
 }

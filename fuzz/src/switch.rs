@@ -4,6 +4,7 @@
 //! reads the tables; here the other side is made of the input bytes.) Each party's *view* is the headers that it received and sent, from which
 //! follows what it may do and what may be done to it.
 
+mod device;
 mod operator;
 mod views;
 
@@ -16,6 +17,7 @@ use vsock::{Action, CircuitId, Event, Limits, Reason, Sent, Side, Switch, Transm
 use wire::vsock::{HOST_CID, Header, Operation, SocketType};
 
 use crate::Dice;
+use device::HostCircuit;
 use operator::Operator;
 use views::{Key, Views};
 
@@ -56,22 +58,6 @@ pub fn operate(input: &[u8]) {
         world.check();
     }
     world.finish();
-}
-
-/// What the device knows of a circuit with a program of the host.
-#[derive(Debug, Clone, Copy)]
-struct HostCircuit {
-    socket_type: SocketType,
-    side: Side,
-    /// The device has been asked to dial and has not said what came of it.
-    dialling: bool,
-    /// Its socket is there.
-    open: bool,
-    /// The program has sent its last byte, or takes no more.
-    finished: bool,
-    refused: bool,
-    /// The program's socket was shut for writing on our side.
-    told_end: bool,
 }
 
 struct World {
@@ -449,101 +435,9 @@ impl World {
     }
 }
 
-// ---- What the device does, and what must always hold ----
+// ---- What must always hold ----
 
 impl World {
-    fn carry_out(&mut self, actions: &[Action], cause: Event) {
-        for action in actions {
-            if let Some(circuit) = circuit_of(action) {
-                assert!(
-                    !self.released.contains(&circuit),
-                    "{action:?} names a circuit that is over"
-                );
-            }
-            self.act(*action, cause);
-        }
-        self.released.clear();
-    }
-
-    fn act(&mut self, action: Action, cause: Event) {
-        match action {
-            Action::Forward { circuit, from } => {
-                let Event::Packet { header, .. } = cause else {
-                    panic!("there is no packet to forward");
-                };
-                assert!(header.len > 0);
-                *self.kept.entry((circuit, from)).or_default() += u64::from(header.len);
-            }
-            Action::DialHost(call) => {
-                self.new_host(call.circuit, call.socket_type, Side::Callee);
-            }
-            Action::HostDialing { circuit, .. } => {
-                let Event::HostDial { socket_type, .. } = cause else {
-                    panic!("no call was made");
-                };
-                self.new_host(circuit, socket_type, Side::Caller);
-            }
-            Action::HostAccepted { circuit, .. } => {
-                let host = self.hosts.get_mut(&circuit).expect("it is being dialled");
-                assert!(!host.open, "accepted twice");
-                host.open = true;
-            }
-            Action::HostShutdown {
-                circuit,
-                direction: vsock::Direction::Write,
-            } => {
-                let host = self.hosts.get_mut(&circuit).expect("its socket is there");
-                assert!(!host.told_end, "the end is reported once");
-                host.told_end = true;
-                let kept = self.kept.get(&(circuit, host.side.other()));
-                assert_eq!(
-                    kept.copied().unwrap_or(0),
-                    0,
-                    "an end of data before the last byte"
-                );
-            }
-            Action::HostRejected { circuit, .. } | Action::HostClose { circuit, .. } => {
-                let host = self.hosts.remove(&circuit);
-                assert!(host.is_some(), "{action:?}: there is no socket");
-                if matches!(action, Action::HostClose { reset: false, .. }) {
-                    self.untaken.insert(circuit);
-                }
-            }
-            Action::Discard { circuit, from } => {
-                self.kept.remove(&(circuit, from));
-            }
-            Action::Released { circuit } => {
-                self.hosts.remove(&circuit);
-                self.untaken.remove(&circuit);
-                self.kept.retain(|(id, _), _| *id != circuit);
-                self.released.insert(circuit);
-                self.forget_call(circuit);
-            }
-            Action::HostShutdown { .. }
-            | Action::HostDialRefused { .. }
-            | Action::Wake { .. }
-            | Action::Report { .. } => {}
-            Action::DialHybrid { .. } | Action::Relay { .. } | Action::RelayOn { .. } => {
-                unreachable!("no VM here has a VMM with a vsock device of its own")
-            }
-            Action::Decided(_) => self.note_decision(),
-        }
-    }
-
-    fn new_host(&mut self, circuit: CircuitId, socket_type: SocketType, side: Side) {
-        let host = HostCircuit {
-            socket_type,
-            side,
-            dialling: side == Side::Callee,
-            open: false,
-            finished: false,
-            refused: false,
-            told_end: false,
-        };
-        let before = self.hosts.insert(circuit, host);
-        assert!(before.is_none(), "{circuit:?} is dialled twice");
-    }
-
     fn check(&self) {
         self.check_decisions();
         let mut granted: BTreeMap<LineId, u64> = BTreeMap::new();
@@ -619,26 +513,5 @@ impl World {
             assert_eq!((line.circuits, line.granted_bytes), (0, 0), "{line:?}");
             assert!(!self.switch.has_work(line.id));
         }
-    }
-}
-
-fn circuit_of(action: &Action) -> Option<CircuitId> {
-    match action {
-        Action::Forward { circuit, .. }
-        | Action::DialHost(vsock::HostCall { circuit, .. })
-        | Action::HostDialing { circuit, .. }
-        | Action::HostAccepted { circuit, .. }
-        | Action::HostRejected { circuit, .. }
-        | Action::HostShutdown { circuit, .. }
-        | Action::HostClose { circuit, .. }
-        | Action::Discard { circuit, .. }
-        | Action::DialHybrid { circuit, .. }
-        | Action::Relay { circuit, .. }
-        | Action::RelayOn { circuit }
-        | Action::Released { circuit } => Some(*circuit),
-        Action::HostDialRefused { .. }
-        | Action::Wake { .. }
-        | Action::Decided(_)
-        | Action::Report { .. } => None,
     }
 }

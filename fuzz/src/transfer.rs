@@ -168,26 +168,6 @@ fn any_words(dice: &mut Dice<'_>) -> Vec<u8> {
 
 /// Any message, within its limits or beyond.
 pub(crate) fn any_message(dice: &mut Dice<'_>) -> Message {
-    let name = |dice: &mut Dice<'_>| match dice.below(4) {
-        0 => vec![
-            b'x';
-            dice.pick(&[
-                0,
-                1,
-                MAX_NAME_LEN,
-                MAX_NAME_LEN + 1,
-                MAX_PATH_LEN,
-                MAX_PATH_LEN + 1
-            ])
-        ],
-        1 => dice.pick(&[&b"."[..], b"..", b"a/b", b"a\0b"]).to_vec(),
-        _ => {
-            let len = dice.below(20);
-            dice.take(len).to_vec()
-        }
-    };
-    let reason =
-        |dice: &mut Dice<'_>| "x".repeat(dice.pick(&[0, 1, MAX_REASON_LEN, MAX_REASON_LEN + 1]));
     let metadata = Metadata {
         mode: dice.pick(&[0, 0o644, 0o7777, 0o10000, u32::MAX]),
         uid: dice.edgy(),
@@ -204,11 +184,11 @@ pub(crate) fn any_message(dice: &mut Dice<'_>) -> Message {
             apparent_bytes: dice.quad(),
         }),
         2 => Message::Directory {
-            name: name(dice),
+            name: any_name(dice),
             metadata,
         },
         3 => Message::File(File {
-            name: name(dice),
+            name: any_name(dice),
             metadata,
             size: Some(size),
             sparse: dice.one_in(2),
@@ -216,27 +196,29 @@ pub(crate) fn any_message(dice: &mut Dice<'_>) -> Message {
             asks: dice.one_in(2),
         }),
         4 => Message::Symlink {
-            name: name(dice),
+            name: any_name(dice),
             metadata,
-            target: name(dice),
+            target: any_name(dice),
         },
         5 => Message::Chunk {
             offset: size,
             len: dice.pick(&[0, 1, MAX_CHUNK_LEN as u32, MAX_CHUNK_LEN as u32 + 1]),
             checksum: dice.quad(),
         },
-        6 => Message::Remove { name: name(dice) },
+        6 => Message::Remove {
+            name: any_name(dice),
+        },
         7 => Message::EndOfFile {
             size,
             digest: dice.one_in(2).then(|| dice.quad()),
             changed: dice.one_in(2),
         },
         8 => Message::Abandon {
-            reason: reason(dice),
+            reason: any_reason(dice),
         },
         9 => Message::Skipped {
-            path: name(dice),
-            reason: reason(dice),
+            path: any_name(dice),
+            reason: any_reason(dice),
         },
         10 => Message::Have { offset: size },
         11 => Message::Done {
@@ -244,15 +226,17 @@ pub(crate) fn any_message(dice: &mut Dice<'_>) -> Message {
         },
         12 => Message::Failed {
             entry: dice.quad(),
-            reason: reason(dice),
+            reason: any_reason(dice),
         },
         13 => {
             let listed = Listed {
-                name: name(dice),
+                name: any_name(dice),
                 what: match dice.below(3) {
                     0 => What::Directory,
                     1 => What::File { size, digest: None },
-                    _ => What::Symlink { target: name(dice) },
+                    _ => What::Symlink {
+                        target: any_name(dice),
+                    },
                 },
                 metadata,
             };
@@ -263,6 +247,29 @@ pub(crate) fn any_message(dice: &mut Dice<'_>) -> Message {
         },
         _ => dice_word(dice),
     }
+}
+
+fn any_name(dice: &mut Dice<'_>) -> Vec<u8> {
+    const LENGTHS: [usize; 6] = [
+        0,
+        1,
+        MAX_NAME_LEN,
+        MAX_NAME_LEN + 1,
+        MAX_PATH_LEN,
+        MAX_PATH_LEN + 1,
+    ];
+    match dice.below(4) {
+        0 => vec![b'x'; dice.pick(&LENGTHS)],
+        1 => dice.pick(&[&b"."[..], b"..", b"a/b", b"a\0b"]).to_vec(),
+        _ => {
+            let len = dice.below(20);
+            dice.take(len).to_vec()
+        }
+    }
+}
+
+fn any_reason(dice: &mut Dice<'_>) -> String {
+    "x".repeat(dice.pick(&[0, 1, MAX_REASON_LEN, MAX_REASON_LEN + 1]))
 }
 
 fn dice_word(dice: &mut Dice<'_>) -> Message {

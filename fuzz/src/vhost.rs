@@ -173,8 +173,28 @@ impl<'a> Liar<'a> {
     }
 
     fn any_message(&self, dice: &mut Dice<'_>) -> (Vec<u8>, Vec<usize>) {
+        let (number, payload, files) = self.any_request(dice);
+        let flags = match dice.below(8) {
+            0 => dice.double(),
+            1..=4 => VERSION | NEED_REPLY,
+            _ => VERSION,
+        };
+        let len = match dice.below(24) {
+            0 => dice.edgy(),
+            1 => payload.len() as u32 + 1,
+            _ => payload.len() as u32,
+        };
+        let mut bytes = message(number, flags, len, &payload);
+        if dice.one_in(32) {
+            bytes.truncate(dice.below(bytes.len()));
+        }
+        (bytes, files)
+    }
+
+    /// Number, payload and files of a request.
+    fn any_request(&self, dice: &mut Dice<'_>) -> (u32, Vec<u8>, Vec<usize>) {
         let index = dice.pick(&[0, 1, 2, 0, 1, 3, u32::MAX]);
-        let (number, payload, files) = match dice.below(16) {
+        match dice.below(16) {
             0..=2 => self.memory_message(dice),
             3 => {
                 let size = match dice.below(4) {
@@ -231,22 +251,7 @@ impl<'a> Liar<'a> {
                 let files = (0..dice.below(12)).map(|_| dice.below(10)).collect();
                 (number, payload, files)
             }
-        };
-        let flags = match dice.below(8) {
-            0 => dice.double(),
-            1..=4 => VERSION | NEED_REPLY,
-            _ => VERSION,
-        };
-        let len = match dice.below(24) {
-            0 => dice.edgy(),
-            1 => payload.len() as u32 + 1,
-            _ => payload.len() as u32,
-        };
-        let mut bytes = message(number, flags, len, &payload);
-        if dice.one_in(32) {
-            bytes.truncate(dice.below(bytes.len()));
         }
-        (bytes, files)
     }
 
     /// Regions that are nearly right, or not at all.

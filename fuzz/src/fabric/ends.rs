@@ -85,84 +85,19 @@ struct Socket {
 
 impl Conversation {
     pub(super) fn begin(house: &mut House, route: Route) -> Conversation {
-        let second = (route == Route::ToGuest).then_some(DB);
-        Conversation::begin_with(house, route, WEB, second)
+        Conversation::begin_with(house, route, WEB)
     }
 
-    /// Connects a guest with a program of the host, or with a second guest.
-    pub(super) fn begin_with(
-        house: &mut House,
-        route: Route,
-        first: (&str, u32),
-        second: Option<(&str, u32)>,
-    ) -> Conversation {
-        let mut guest = GuestEnd::attach(house, first, HOST_CID, (CALLER_PORT, PORT));
-        let sides = match (route, second) {
-            (Route::ToGuest, second) => {
-                let second = second.unwrap_or(DB);
-                let mut callee = GuestEnd::attach(house, second, first.1, (PORT, CALLER_PORT));
-                guest.socket.peer_cid = second.1;
-                guest.say(Operation::Request, 0);
-                house.until("the call is answered", |_| {
-                    guest.listen(0, &mut 0);
-                    callee.listen(1, &mut 0);
-                    guest.socket.connected
-                });
-                [
-                    Party::Guest(Box::new(guest)),
-                    Party::Guest(Box::new(callee)),
-                ]
-            }
-            (Route::ToHost, _) => {
-                let path = house.path(&format!("{}.sock_{PORT}", first.0));
-                let listener = UnixListener::bind(&path).expect("a listener");
-                guest.say(Operation::Request, 0);
-                house.until("the call is answered", |_| {
-                    guest.listen(0, &mut 0);
-                    guest.socket.connected
-                });
-                let (stream, _) = listener.accept().expect("the device has dialled");
-                std::fs::remove_file(path).expect("it was there");
-                [Party::Guest(Box::new(guest)), Party::Host(stream)]
-            }
-            (Route::FromHost, _) => {
-                let path = house.path(&format!("{}.sock", first.0));
-                let mut stream = UnixStream::connect(path).expect("the device listens");
-                let request = format!("CONNECT {PORT}\n");
-                stream.write_all(request.as_bytes()).expect("there is room");
-                stream.set_nonblocking(true).expect("an open socket");
-                guest.socket.port = PORT;
-                guest.socket.peer_port = 0;
-                let mut answer = Vec::new();
-                house.until("the call is answered", |_| {
-                    guest.listen(0, &mut 0);
-                    let mut byte = [0];
-                    while !answer.ends_with(b"\n")
-                        && stream.read(&mut byte).is_ok_and(|len| len > 0)
-                    {
-                        answer.push(byte[0]);
-                    }
-                    answer.ends_with(b"\n")
-                });
-                assert!(answer.starts_with(b"OK "), "{answer:?}");
-                [Party::Guest(Box::new(guest)), Party::Host(stream)]
-            }
+    /// Connects a guest with a program of the host, or with the second guest.
+    pub(super) fn begin_with(house: &mut House, route: Route, first: (&str, u32)) -> Conversation {
+        let guest = GuestEnd::attach(house, first, HOST_CID, (CALLER_PORT, PORT));
+        let (guest, other) = match route {
+            Route::ToGuest => guest.call_guest(house, DB),
+            Route::ToHost => guest.call_host(house, first.0),
+            Route::FromHost => guest.called_by_host(house, first.0),
         };
-        let mut number = 0;
-        let sides = sides.map(|party| {
-            if let Party::Host(stream) = &party {
-                stream.set_nonblocking(true).expect("an open socket");
-            }
-            number += 1;
-            Side {
-                number: number - 1,
-                party,
-                sent: 0,
-                received: 0,
-                finished: false,
-                heard_end: false,
-            }
-        });
+        let guest = Party::Guest(Box::new(guest));
+        let sides = [Side::new(0, guest), Side::new(1, other)];
         Conversation { sides }
     }
 
@@ -301,6 +236,17 @@ impl Conversation {
 }
 
 impl Side {
+    fn new(number: usize, party: Party) -> Side {
+        Side {
+            number,
+            party,
+            sent: 0,
+            received: 0,
+            finished: false,
+            heard_end: false,
+        }
+    }
+
     /// Sends up to `len` bytes, as far as there is credit and room.
     fn send(&mut self, len: usize, cuts: &[usize]) {
         if self.finished || self.sent >= MOST_BYTES {
@@ -417,6 +363,54 @@ impl GuestEnd {
                 reset: false,
             },
         }
+    }
+
+    fn call_guest(mut self, house: &mut House, called: (&str, u32)) -> (GuestEnd, Party) {
+        let ports = (PORT, CALLER_PORT);
+        let mut callee = GuestEnd::attach(house, called, self.guest.cid, ports);
+        self.socket.peer_cid = called.1;
+        self.say(Operation::Request, 0);
+        house.until("the call is answered", |_| {
+            self.listen(0, &mut 0);
+            callee.listen(1, &mut 0);
+            self.socket.connected
+        });
+        (self, Party::Guest(Box::new(callee)))
+    }
+
+    fn call_host(mut self, house: &mut House, name: &str) -> (GuestEnd, Party) {
+        let path = house.path(&format!("{name}.sock_{PORT}"));
+        let listener = UnixListener::bind(&path).expect("a listener");
+        self.say(Operation::Request, 0);
+        house.until("the call is answered", |_| {
+            self.listen(0, &mut 0);
+            self.socket.connected
+        });
+        let (stream, _) = listener.accept().expect("the device has dialled");
+        stream.set_nonblocking(true).expect("an open socket");
+        std::fs::remove_file(path).expect("it was there");
+        (self, Party::Host(stream))
+    }
+
+    fn called_by_host(mut self, house: &mut House, name: &str) -> (GuestEnd, Party) {
+        let path = house.path(&format!("{name}.sock"));
+        let mut stream = UnixStream::connect(path).expect("the device listens");
+        let request = format!("CONNECT {PORT}\n");
+        stream.write_all(request.as_bytes()).expect("there is room");
+        stream.set_nonblocking(true).expect("an open socket");
+        self.socket.port = PORT;
+        self.socket.peer_port = 0;
+        let mut answer = Vec::new();
+        house.until("the call is answered", |_| {
+            self.listen(0, &mut 0);
+            let mut byte = [0];
+            while !answer.ends_with(b"\n") && stream.read(&mut byte).is_ok_and(|len| len > 0) {
+                answer.push(byte[0]);
+            }
+            answer.ends_with(b"\n")
+        });
+        assert!(answer.starts_with(b"OK "), "{answer:?}");
+        (self, Party::Host(stream))
     }
 
     fn header(&self, operation: Operation, flags: u32) -> Header {
