@@ -119,18 +119,13 @@ async fn put_through(
         return Err((Reason::WrongType, reply));
     }
     let timeout = call.service.connect_timeout;
-    let mut port = None;
     let direct = match &call.service.target {
-        ServiceTarget::Tcp(server) => {
-            let reached = tcp_server(shared, &call, server).await;
-            reached.map(|(socket, of_it)| {
-                port = Some(of_it);
-                socket
-            })
-        }
+        ServiceTarget::Tcp(server) => tcp_server(shared, &call, server).await,
         ServiceTarget::Unix(path) | ServiceTarget::UnixSeqpacket(path) => {
             let socket_type = sockets::kernel_type(call.socket_type);
-            unix::connect(&shared.gates, path, socket_type, timeout, &call.about()).await
+            let reached =
+                unix::connect(&shared.gates, path, socket_type, timeout, &call.about()).await;
+            reached.map(|socket| (socket, None))
         }
         ServiceTarget::Udp(server) => {
             let server = server.clone();
@@ -141,25 +136,17 @@ async fn put_through(
             return command(shared, call, &words, reply).await;
         }
         ServiceTarget::Egress => {
-            let Call {
-                service,
-                identity,
-                room,
-                in_force,
-                expected,
-                ..
-            } = call;
             let caller = egress::Caller {
-                vm: identity.vm,
-                source_port: identity.source_port,
-                since: in_force,
-                expected,
+                vm: call.identity.vm,
+                source_port: call.identity.source_port,
+                since: call.in_force,
+                expected: call.expected,
             };
-            return egress::answer(shared, service, caller, room, reply);
+            return egress::answer(shared, call.service, caller, call.room, reply);
         }
     };
-    let socket = match direct {
-        Ok(socket) => socket,
+    let (socket, port) = match direct {
+        Ok(reached) => reached,
         Err(reason) => return Err((reason, reply)),
     };
     if call.service.proxy_protocol && reply.is_awaited() {
@@ -182,7 +169,7 @@ async fn tcp_server(
     shared: &Shared,
     call: &Call,
     server: &str,
-) -> Result<(std::os::fd::OwnedFd, PortRoom), Reason> {
+) -> Result<(std::os::fd::OwnedFd, Option<PortRoom>), Reason> {
     let start = Instant::now();
     let addresses = resolve(shared, call, server).await?;
     let left = call.service.connect_timeout.saturating_sub(start.elapsed());
@@ -190,7 +177,7 @@ async fn tcp_server(
     let reached = tcp::connect(&addresses, left, &about, own, &shared.ports).await?;
     let tcp::Server { stream, port } = reached;
     let stream = stream.into_std().map_err(|_| Reason::HostFailed)?;
-    Ok((stream.into(), port))
+    Ok((stream.into(), Some(port)))
 }
 
 async fn resolve(

@@ -62,12 +62,14 @@ pub(crate) async fn serve(
     socket: std::net::UdpSocket,
     mut publish: watch::Receiver<Arc<Standing>>,
 ) -> io::Result<()> {
-    let socket = Arc::new(UdpSocket::from_std(socket)?);
-    let prefers_stream = Arc::new(AtomicBool::new(false));
-    let waiting = Capacity::default();
-    let mut sessions = Sessions::default();
-    // Sessions end with this task.
-    let mut tasks = JoinSet::new();
+    let mut port = Port {
+        shared,
+        socket: Arc::new(UdpSocket::from_std(socket)?),
+        prefers_stream: Arc::default(),
+        waiting: Capacity::default(),
+        sessions: Sessions::default(),
+        tasks: JoinSet::new(),
+    };
     let mut buffer = vec![0; MAX_DATAGRAM_LEN];
     loop {
         let (len, peer) = tokio::select! {
@@ -75,13 +77,13 @@ pub(crate) async fn serve(
             // What comes from now on is for the guest that is named now: of datagrams none belongs to the one before.
             changed = publish.changed() => match changed {
                 Ok(()) => {
-                    tasks.abort_all();
-                    sessions = Sessions::default();
+                    port.tasks.abort_all();
+                    port.sessions = Sessions::default();
                     continue;
                 }
                 Err(_) => return Ok(()),
             },
-            received = socket.recv_from(&mut buffer) => match received {
+            received = port.socket.recv_from(&mut buffer) => match received {
                 Ok(received) => received,
                 // That an answer did not arrive is reported by the next receive, and concerns nothing else.
                 Err(error) => {
@@ -89,44 +91,63 @@ pub(crate) async fn serve(
                     continue;
                 }
             },
-            Some(_) = tasks.join_next(), if !tasks.is_empty() => {
-                sessions.forget_ended();
+            Some(_) = port.tasks.join_next(), if !port.tasks.is_empty() => {
+                port.sessions.forget_ended();
                 continue;
             }
         };
+        if port.pass(&buffer[..len], peer, &publish).is_none() {
+            count(&port.shared.counts.lost_datagrams);
+        }
+    }
+}
+
+/// A published port while it is served.
+struct Port {
+    shared: Arc<Shared>,
+    socket: Arc<UdpSocket>,
+    prefers_stream: Arc<AtomicBool>,
+    waiting: Capacity,
+    sessions: Sessions,
+    /// The sessions' own, which end with this.
+    tasks: JoinSet<()>,
+}
+
+impl Port {
+    /// Gives a datagram to the session of its sender. None if it is lost.
+    fn pass(
+        &mut self,
+        bytes: &[u8],
+        peer: SocketAddr,
+        publish: &watch::Receiver<Arc<Standing>>,
+    ) -> Option<()> {
         // An empty datagram still has to be counted by something.
-        let bytes = len.max(1) as u32;
+        let len = bytes.len().max(1) as u32;
         let sender = network_of(peer).to_string();
-        let room = waiting.take_many(&sender, bytes, MAX_WAITING_BYTES, MAX_SENDER_BYTES);
-        let Ok(room) = room else {
-            count(&shared.counts.lost_datagrams);
-            continue;
-        };
+        let room = self
+            .waiting
+            .take_many(&sender, len, MAX_WAITING_BYTES, MAX_SENDER_BYTES);
         let datagram = Datagram {
-            bytes: buffer[..len].to_vec(),
-            _room: room,
+            bytes: bytes.to_vec(),
+            _room: room.ok()?,
         };
-        if sessions.of(peer).is_none() {
-            if !sessions.make_room(peer) {
-                count(&shared.counts.lost_datagrams);
-                continue;
+        if self.sessions.of(peer).is_none() {
+            if !self.sessions.make_room(peer) {
+                return None;
             }
             let (sender, datagrams) = mpsc::channel(MAX_WAITING);
             let session = Session {
-                shared: shared.clone(),
+                shared: self.shared.clone(),
                 publish: publish.borrow().clone(),
-                socket: socket.clone(),
+                socket: self.socket.clone(),
                 peer,
-                prefers_stream: prefers_stream.clone(),
+                prefers_stream: self.prefers_stream.clone(),
                 refusal: Arc::default(),
             };
-            let task = tasks.spawn(session.run(datagrams));
-            sessions.insert(peer, sender, task);
+            let task = self.tasks.spawn(session.run(datagrams));
+            self.sessions.insert(peer, sender, task);
         }
-        let sent = sessions.of(peer).map(|session| session.try_send(datagram));
-        if !matches!(sent, Some(Ok(()))) {
-            count(&shared.counts.lost_datagrams);
-        }
+        self.sessions.of(peer)?.try_send(datagram).ok()
     }
 }
 
