@@ -236,14 +236,10 @@ impl Fabric {
     pub fn new(limits: Limits, agent_port: u32, arrivals: ArrivalSink) -> io::Result<Fabric> {
         guestmem::fault::install()?;
         let reactor = Reactor::new()?;
-        let (sender, messages) = channel();
         let (dialled_by, dialled) = channel();
         let (aside, dialled_aside) = channel();
         let (listened_by, listened) = channel();
-        let mailbox = Mailbox {
-            messages: sender,
-            waker: reactor.waker(),
-        };
+        let (mailbox, messages) = Mailbox::new(reactor.waker());
         Ok(Fabric {
             switch: Switch::new(limits),
             reactor,

@@ -40,7 +40,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use guestmem::queue::FIRST_SPLIT_BASE;
@@ -189,11 +189,7 @@ impl NetFabric {
     pub fn new() -> io::Result<NetFabric> {
         guestmem::fault::install()?;
         let reactor = Reactor::new()?;
-        let (sender, messages) = channel();
-        let mailbox = Mailbox {
-            messages: sender,
-            waker: reactor.waker(),
-        };
+        let (mailbox, messages) = Mailbox::new(reactor.waker());
         Ok(NetFabric {
             reactor,
             start: Instant::now(),

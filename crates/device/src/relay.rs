@@ -182,36 +182,13 @@ impl Relay {
         room: &mut [u8],
         slow: &mut Slow,
     ) -> Step {
-        let [sender, receiver] = self.legs_from(from);
-        if sender.over {
+        if self.legs_from(from)[0].over {
             return Step::Waits;
         }
-        if sender.taken < sender.kept.len() {
-            if !receiver.writable {
-                return Step::Waits;
-            }
-            let rest = &sender.kept[sender.taken..];
-            let rest = &rest[..rest.len().min(slow.piece(receiver.party))];
-            let offered = rest.len();
-            match receiver.offer(id, rest, slow) {
-                Ok(sent) => {
-                    sender.taken += sent;
-                    receiver.writable = sent == offered;
-                }
-                Err(failure) => {
-                    self.refused(id, from, failure, slow);
-                    return Step::Waits;
-                }
-            }
-            if !receiver.writable {
-                return Step::Waits;
-            }
-            if sender.taken < sender.kept.len() {
-                return Step::Took(0);
-            }
-            sender.kept = Vec::new();
-            sender.taken = 0;
+        if let Some(step) = self.pass_kept(id, from, slow) {
+            return step;
         }
+        let [sender, receiver] = self.legs_from(from);
         if !sender.readable {
             return Step::Waits;
         }
@@ -249,6 +226,39 @@ impl Relay {
             Err(failure) => self.refused(id, from, failure, slow),
         }
         Step::Took(len)
+    }
+
+    /// Passes on the next of what is kept of the sender's. None when nothing is left of it and more may pass.
+    fn pass_kept(&mut self, id: CircuitId, from: Side, slow: &mut Slow) -> Option<Step> {
+        let [sender, receiver] = self.legs_from(from);
+        if sender.kept.is_empty() {
+            return None;
+        }
+        if !receiver.writable {
+            return Some(Step::Waits);
+        }
+        let rest = &sender.kept[sender.taken..];
+        let rest = &rest[..rest.len().min(slow.piece(receiver.party))];
+        let offered = rest.len();
+        match receiver.offer(id, rest, slow) {
+            Ok(sent) => {
+                sender.taken += sent;
+                receiver.writable = sent == offered;
+            }
+            Err(failure) => {
+                self.refused(id, from, failure, slow);
+                return Some(Step::Waits);
+            }
+        }
+        if !receiver.writable {
+            return Some(Step::Waits);
+        }
+        if sender.taken < sender.kept.len() {
+            return Some(Step::Took(0));
+        }
+        sender.kept = Vec::new();
+        sender.taken = 0;
+        None
     }
 
     /// The receiver of what `from` sends takes no more. What it sent before is still to be read.

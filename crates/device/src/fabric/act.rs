@@ -55,20 +55,7 @@ impl Fabric {
             Action::HostDialing { token, circuit } => self.caller_dials(token, circuit),
             Action::HostDialRefused { token, reason } => self.caller_refused(token, reason),
             Action::HostAccepted { circuit, port } => self.host_accepted(circuit, port),
-            Action::HostRejected { circuit, reason } => {
-                let Some(circuit) = self.circuit(circuit) else {
-                    return;
-                };
-                let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
-                if let Some(who) = &circuit.who {
-                    who.refused(reason);
-                }
-                if let Some(host) = circuit.host.take() {
-                    mark(host.cut.as_ref().filter(|_| !speaks));
-                    let words = speaks.then(|| connect::refused(reason));
-                    self.close_socket(host.socket, host.party, words);
-                }
-            }
+            Action::HostRejected { circuit, reason } => self.host_rejected(circuit, reason),
             Action::HostShutdown { circuit, direction } => self.host_shutdown(circuit, direction),
             Action::HostClose { circuit, reset } => self.host_close(circuit, reset),
             Action::Discard { circuit, from } => self.discard(circuit, from),
@@ -129,6 +116,21 @@ impl Fabric {
                 circuit: id,
                 reason: Reason::HostFailed,
             });
+        }
+    }
+
+    fn host_rejected(&mut self, id: CircuitId, reason: Reason) {
+        let Some(circuit) = self.circuit(id) else {
+            return;
+        };
+        let speaks = circuit.who.as_ref().is_some_and(Who::speaks);
+        if let Some(who) = &circuit.who {
+            who.refused(reason);
+        }
+        if let Some(host) = circuit.host.take() {
+            mark(host.cut.as_ref().filter(|_| !speaks));
+            let words = speaks.then(|| connect::refused(reason));
+            self.close_socket(host.socket, host.party, words);
         }
     }
 

@@ -83,19 +83,16 @@ impl Fabric {
                 if let Some(line) = self.line(id) {
                     line.attached = true;
                 }
-                Ok(0)
             }
             Request::Speak => {
                 if let Some(line) = self.line(id) {
                     line.last_fault.clear();
                 }
-                Ok(0)
             }
             Request::Suspect { fault } => {
                 if let Some(line) = self.line(id) {
                     line.last_fault.set_of_vmm(&fault);
                 }
-                Ok(0)
             }
             Request::Detach { fault } => {
                 self.forget_guest(id);
@@ -105,34 +102,22 @@ impl Fabric {
                         line.last_fault.set_at_end(&fault);
                     }
                 }
-                Ok(0)
             }
-            Request::Reset => {
-                self.forget_guest(id);
-                Ok(0)
-            }
-            Request::Start { index, start } => self.start_ring(id, index, *start),
-            Request::Stop { index } => Ok(self.stop_ring(id, index)),
+            Request::Reset => self.forget_guest(id),
+            Request::Start { index, start } => return self.start_ring(id, index, *start),
+            Request::Stop { index } => return Ok(self.stop_ring(id, index)),
             Request::SetCall { index, call } => {
-                if let Some(ring) = self
-                    .line(id)
-                    .and_then(|line| line.rings.get_mut(index)?.as_mut())
-                {
+                if let Some(ring) = self.ring(id, index) {
                     ring.call = call;
                     // An interrupt may have been due while there was nowhere to send it.
                     ring.interrupt();
                 }
-                Ok(0)
             }
             Request::SetEnabled { index, enabled } => {
-                if let Some(ring) = self
-                    .line(id)
-                    .and_then(|line| line.rings.get_mut(index)?.as_mut())
-                {
+                if let Some(ring) = self.ring(id, index) {
                     ring.enabled = enabled;
                 }
                 self.rings_changed(id);
-                Ok(0)
             }
             Request::ReplaceMemory { memory } => {
                 // What is parked was checked against the memory as it was.
@@ -141,22 +126,21 @@ impl Fabric {
                     for stopped in line.stopped.iter_mut().flatten() {
                         stopped.queue = None;
                     }
+                    for ring in line.rings.iter_mut().flatten() {
+                        let held = ring.held.len() as u16;
+                        ring.held.clear();
+                        ring.queue.rewind(held);
+                        let replaced = ring.queue.replace_memory(memory.clone());
+                        replaced.map_err(|error| error.to_string())?;
+                    }
                 }
-                for index in 0..RINGS {
-                    let Some(ring) = self.line(id).and_then(|line| line.rings[index].as_mut())
-                    else {
-                        continue;
-                    };
-                    let held = ring.held.len() as u16;
-                    ring.held.clear();
-                    ring.queue.rewind(held);
-                    ring.queue
-                        .replace_memory(memory.clone())
-                        .map_err(|error| error.to_string())?;
-                }
-                Ok(0)
             }
         }
+        Ok(0)
+    }
+
+    fn ring(&mut self, id: LineId, index: usize) -> Option<&mut Ring> {
+        self.line(id)?.rings.get_mut(index)?.as_mut()
     }
 
     fn start_ring(&mut self, id: LineId, index: usize, start: RingStart) -> Answer {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 use guestmem::guest::GuestMemory;
 use guestmem::queue::{Ledger, Positions, QueueSetup};
@@ -100,6 +100,14 @@ pub(crate) type Answer = Result<u32, String>;
 pub(crate) struct Mailbox {
     pub(crate) messages: Sender<Message>,
     pub(crate) waker: Waker,
+}
+
+impl Mailbox {
+    /// One, and where the fabric that this waker wakes finds what comes.
+    pub(crate) fn new(waker: Waker) -> (Mailbox, Receiver<Message>) {
+        let (messages, found) = channel();
+        (Mailbox { messages, waker }, found)
+    }
 }
 
 /// One device's way to ask the fabric.
