@@ -323,21 +323,11 @@ impl Control {
         let agent = self.readiness.agent(&full_name);
         let own_vmm = known.own_vmms.get(&full_name);
         let unavailable = in_force.vm_unavailable(&full_name).cloned();
-        let state = match (line, own_vmm) {
+        let state = match own_vmm {
             _ if unavailable.is_some() => VmState::Waiting,
             _ if agent.is_some() => VmState::Ready,
-            (_, Some((state, _))) => *state,
-            // The link keeps what is open for a minute. There is no guest meanwhile.
-            (Some(line), _) if spec.serial().is_some() && !line.attached => VmState::Waiting,
-            // It is the driver of another device.
-            (Some(line), _)
-                if line.attached && line.last_fault.as_deref() == Some(NO_VSOCK_DEVICE) =>
-            {
-                VmState::Attached
-            }
-            (Some(line), _) if line.driver_ready => VmState::Booted,
-            (Some(line), _) if line.attached => VmState::Attached,
-            _ => VmState::Waiting,
+            Some((state, _)) => *state,
+            None => line.map_or(VmState::Waiting, |line| state_without_agent(spec, line)),
         };
         let unanswered = match state == VmState::Ready && !line.is_some_and(|line| line.paused) {
             true => {
@@ -392,6 +382,19 @@ impl Control {
 }
 
 /// The VM of this full name or alias.
+/// How far the guest of a line has come of which no agent is known.
+fn state_without_agent(spec: &LineSpec, line: &LineStatus) -> VmState {
+    match line.attached {
+        // The link keeps what is open for a minute. There is no guest meanwhile.
+        false if spec.serial().is_some() => VmState::Waiting,
+        // It is the driver of another device.
+        true if line.last_fault.as_deref() == Some(NO_VSOCK_DEVICE) => VmState::Attached,
+        _ if line.driver_ready => VmState::Booted,
+        true => VmState::Attached,
+        false => VmState::Waiting,
+    }
+}
+
 fn known_vm<'a>(plan: &'a Plan, name: &str) -> Result<&'a LineSpec, ControlError> {
     plan.get(name).ok_or_else(|| ControlError::Unknown {
         name: name.to_owned(),

@@ -149,9 +149,7 @@ pub type StartWorker = Box<dyn FnOnce(Surroundings) -> io::Result<Started>>;
 /// A daemon whose sockets listen.
 pub struct Daemon {
     // In the order in which they are to end: the lock is given free when no socket is left.
-    net: RunningNet,
-    worker: RunningWorker,
-    circuits: RunningCircuits,
+    running: Running,
     control_socket: PrivateSocket,
     circuit_socket: PrivateSocket,
     runtime: Runtime,
@@ -187,11 +185,8 @@ impl Daemon {
         let (in_force, _) = nothing.changed(&config)?;
         let runtime = control_runtime().map_err(system("start the control thread"))?;
         let (audit, audit_writer) = start_audit(config.audit.as_deref())?;
-        let operators = operators(
-            &settings.runtime_dir,
-            settings.control,
-            handed_over.is_some(),
-        )?;
+        let (groups, is_handed_over) = (settings.control, handed_over.is_some());
+        let operators = operators(&settings.runtime_dir, groups, is_handed_over)?;
         let (sender, arrivals) = arrivals();
         let windows = Arc::new(Windows::new(&settings.runtime_dir)?);
         let events = Events::default();
@@ -206,9 +201,7 @@ impl Daemon {
             keeper: keeper.clone(),
         };
         let started = start_worker(surroundings).map_err(system("start the worker"))?;
-        let running = RunningWorker(started.worker.clone());
-        let running_net = RunningNet(started.net.clone());
-        let running_circuits = RunningCircuits(started.circuits.clone());
+        let running = Running::all_of(&started);
         let mut parts = Parts {
             worker: started.worker,
             net: started.net,
@@ -230,17 +223,12 @@ impl Daemon {
         let settings = &parts.settings;
         // Last, so that a client with the control socket has the VMs too.
         let circuit_socket = serve_circuits(&parts, operators)?;
-        let control_socket = match handed_over {
-            Some(listener) => PrivateSocket::handed_over(listener, settings)?,
-            None => PrivateSocket::listen_for(settings)?,
-        };
+        let control_socket = PrivateSocket::control(settings, handed_over)?;
         tracing::info!(runtime_dir = %settings.runtime_dir.display(), "every socket listens");
         // Behind all that can fail: until here, what was kept is for the next daemon.
         take_over(&mut parts, before);
         Ok(Daemon {
-            net: running_net,
-            worker: running,
-            circuits: running_circuits,
+            running,
             control_socket,
             circuit_socket,
             runtime,
@@ -268,9 +256,7 @@ impl Daemon {
             parts,
             in_force,
             arrivals,
-            worker: _worker,
-            net: _net,
-            circuits: _circuits,
+            running: _running,
             circuit_socket: _circuit_socket,
             control_socket,
             runtime,
@@ -513,27 +499,28 @@ fn lock(settings: &Settings) -> Result<Vec<RuntimeLock>, RuntimeError> {
     Ok(locks)
 }
 
-struct RunningNet(Arc<dyn NetWorker>);
+/// What stops when it is dropped.
+struct Running {
+    circuits: Arc<dyn Circuits>,
+    net: Arc<dyn NetWorker>,
+    worker: Arc<dyn LineWorker>,
+}
 
-impl Drop for RunningNet {
-    fn drop(&mut self) {
-        self.0.stop();
+impl Running {
+    fn all_of(started: &Started) -> Running {
+        Running {
+            circuits: started.circuits.clone(),
+            net: started.net.clone(),
+            worker: started.worker.clone(),
+        }
     }
 }
 
-struct RunningCircuits(Arc<dyn Circuits>);
-
-impl Drop for RunningCircuits {
+impl Drop for Running {
     fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
-struct RunningWorker(Arc<dyn LineWorker>);
-
-impl Drop for RunningWorker {
-    fn drop(&mut self) {
-        self.0.stop();
+        self.circuits.stop();
+        self.net.stop();
+        self.worker.stop();
     }
 }
 

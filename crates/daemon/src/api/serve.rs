@@ -78,6 +78,7 @@ async fn serve_so_many(
 ) {
     let turned_away = Arc::new(Semaphore::new(MAX_TURNED_AWAY));
     let places = Places::default();
+    let routes = TowerToHyperService::new(router);
     let graceful = GracefulShutdown::new();
     let mut server = hyper::server::conn::http1::Builder::new();
     server
@@ -105,22 +106,9 @@ async fn serve_so_many(
                 continue;
             }
         };
-        let routes = TowerToHyperService::new(router.clone());
-        let judge = access.clone();
-        let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(caller);
-            let may = caller.role.may(request.method(), request.uri().path());
-            let whose = caller.whose();
-            let answer = match may {
-                true => Ok(routes.call(request)),
-                false => Err(judge.forbidden(caller.role)),
-            };
-            async move {
-                match answer {
-                    Ok(answer) => asked_by(whose, answer).await,
-                    Err(refusal) => Ok(refusal.into_response()),
-                }
-            }
+        let (routes, judge) = (routes.clone(), access.clone());
+        let service = hyper::service::service_fn(move |request| {
+            answer(request, caller, routes.clone(), judge.clone())
         });
         let mut stream = Box::pin(TimeoutStream::new(stream));
         stream
@@ -146,6 +134,20 @@ async fn serve_so_many(
     {
         tracing::info!("gave up on requests that were still waiting");
     }
+}
+
+/// The answer to a request, if the role of its caller may make it.
+async fn answer(
+    mut request: Request<Incoming>,
+    caller: Caller,
+    routes: TowerToHyperService<Router>,
+    access: Access,
+) -> Result<Response<Body>, Infallible> {
+    if !caller.role.may(request.method(), request.uri().path()) {
+        return Ok(access.forbidden(caller.role).into_response());
+    }
+    request.extensions_mut().insert(caller);
+    asked_by(caller.whose(), routes.call(request)).await
 }
 
 /// A place for a caller that has a role.

@@ -84,6 +84,17 @@ pub(super) enum From<'a> {
     Host,
 }
 
+impl From<'_> {
+    /// It, as the rules see it.
+    fn asked(&self) -> Caller<'_> {
+        match self {
+            From::Vm(line) => line.as_caller(),
+            From::Program { uid, gids } => Caller::Program { uid: *uid, gids },
+            From::Host => Caller::Published,
+        }
+    }
+}
+
 /// A possible callee.
 pub(super) enum To<'a> {
     Vm(&'a LineSpec),
@@ -91,6 +102,20 @@ pub(super) enum To<'a> {
     Listener,
     Address(IpAddr),
     Name(String),
+}
+
+impl To<'_> {
+    /// It, as the rules see it.
+    fn asked(&self) -> Callee<'_> {
+        let (address, name) = match self {
+            To::Vm(line) => return line.as_callee(),
+            To::Service(service) => return service.as_callee(),
+            To::Listener => return Callee::Listener,
+            To::Address(address) => (Some(*address), None),
+            To::Name(name) => (None, Some(name.as_str())),
+        };
+        Callee::Address { address, name }
+    }
 }
 
 impl Rulebook {
@@ -128,39 +153,7 @@ impl Rulebook {
         if !matches!(caller, From::Vm(_)) && !to_a_vm {
             return Err(AskError::NotThroughUs { to: to.to_owned() });
         }
-        let gids;
-        let asked_from = match &caller {
-            From::Vm(line) => Caller::Vm {
-                domain: &line.domain,
-                name: &line.name,
-                groups: &line.groups,
-            },
-            From::Program { uid, gids: of } => {
-                gids = of.clone();
-                Caller::Program {
-                    uid: *uid,
-                    gids: &gids,
-                }
-            }
-            From::Host => Caller::Published,
-        };
-        let asked_to = match &callee {
-            To::Vm(line) => Callee::Vm {
-                domain: &line.domain,
-                name: &line.name,
-                groups: &line.groups,
-            },
-            To::Service(service) => service.as_callee(),
-            To::Listener => Callee::Listener,
-            To::Address(address) => Callee::Address {
-                address: Some(*address),
-                name: None,
-            },
-            To::Name(name) => Callee::Address {
-                address: None,
-                name: Some(name),
-            },
-        };
+        let (asked_from, asked_to) = (caller.asked(), callee.asked());
         let decision = self.policy.decide(
             &self.policy.callers(&asked_from),
             &self.policy.callees(&asked_to),

@@ -330,11 +330,7 @@ impl Rulebook {
                 "correct the name in its \"to\", or add the VM: calls are refused until then";
             return Some(Found::new(FindingKind::UnknownVm, message, remedy).at(publish));
         };
-        let callee = Callee::Vm {
-            domain: &line.domain,
-            name: &line.name,
-            groups: &line.groups,
-        };
+        let callee = line.as_callee();
         let port = to.port.called();
         // Its own ports have a finding of their own.
         if is_agent_only(line, port) && !is_own_port(port) {

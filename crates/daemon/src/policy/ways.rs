@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use api::{Finding, FindingKind, PolicyAnswer, PolicyVerdict};
 use config::input::parse_full_name;
 use config::{LineSpec, Service};
-use policy::{
-    Callee, CalleePattern, Caller, Decision, Redirect, Rule, Verdict, VmPattern, is_own_port,
-};
+use policy::{Callee, CalleePattern, Decision, Redirect, Rule, Verdict, VmPattern, is_own_port};
 use vsock::{OfferedPorts, Reason};
 
 use super::Rulebook;
@@ -118,7 +116,7 @@ impl Rulebook {
         let services = self.services.iter().map(|service| &service.value);
         let services = services.filter(|service| service.domain == line.domain);
         let ports = services.map(|service| service.port);
-        OfferedPorts::to(&caller(line), ports, &self.policy)
+        OfferedPorts::to(&line.as_caller(), ports, &self.policy)
     }
 
     /// Rules that deny hybrid VMs ports of the host at which the daemon does not listen for them.
@@ -130,7 +128,7 @@ impl Rulebook {
         let rules = self.policy.rules().iter().enumerate();
         for (index, rule) in rules.filter(|(_, rule)| denies_the_host(rule)) {
             let is_past = |(line, offered): &&(&LineSpec, OfferedPorts)| {
-                let caller = caller(line);
+                let caller = line.as_caller();
                 rule.from.iter().any(|pattern| pattern.covers(&caller)) && !has_all(offered, rule)
             };
             let mut names: Vec<String> = hybrid
@@ -207,14 +205,6 @@ impl Rulebook {
                 .is_some_and(|line| is_agent_only(line, at))
                 .then(|| Reason::AgentOnly.to_string().into()),
         }
-    }
-}
-
-fn caller(line: &LineSpec) -> Caller<'_> {
-    Caller::Vm {
-        domain: &line.domain,
-        name: &line.name,
-        groups: &line.groups,
     }
 }
 

@@ -27,27 +27,27 @@ impl PrivateSocket {
     }
 
     /// The control socket, for those the configuration names. What each may do is decided about each connection.
-    pub(super) fn listen_for(settings: &Settings) -> Result<PrivateSocket, RuntimeError> {
-        let path = control_socket(&settings.runtime_dir);
+    pub(super) fn control(
+        settings: &Settings,
+        handed_over: Option<UnixListener>,
+    ) -> Result<PrivateSocket, RuntimeError> {
+        let (directory, groups) = (&settings.runtime_dir, settings.control);
+        if let Some(listener) = handed_over {
+            for finding in who_is_shut_out(directory, groups)? {
+                tracing::warn!("{finding}");
+            }
+            return Ok(PrivateSocket {
+                listener,
+                _file: None,
+            });
+        }
+        let path = control_socket(directory);
         let socket = PrivateSocket::listen(&path)?;
-        match settings.control == ControlGroups::default() {
-            true => close_to_others(&settings.runtime_dir)?,
-            false => open_to(&settings.runtime_dir, &path, settings.control.only_one())?,
+        match groups == ControlGroups::default() {
+            true => close_to_others(directory)?,
+            false => open_to(directory, &path, groups.only_one())?,
         }
         Ok(socket)
-    }
-
-    pub(super) fn handed_over(
-        listener: UnixListener,
-        settings: &Settings,
-    ) -> Result<PrivateSocket, RuntimeError> {
-        for finding in who_is_shut_out(&settings.runtime_dir, settings.control)? {
-            tracing::warn!("{finding}");
-        }
-        Ok(PrivateSocket {
-            listener,
-            _file: None,
-        })
     }
 
     pub(super) fn listener(&self) -> io::Result<UnixListener> {
