@@ -112,40 +112,45 @@ pub(super) fn called(shared: &Arc<Shared>, call: ServiceCall) {
         }
     };
     call.reply.connected(theirs, None);
-    let shared = shared.clone();
-    tokio::spawn(async move {
-        let (reader, writer) = stream.into_split();
-        let mut session = Session {
-            shared: shared.clone(),
-            vm: vm.clone(),
-            lines: Lines::new(),
-            reader,
-            questions,
-            read: 0,
-            devices: 0,
-            arrival: None,
-        };
-        let writing = tokio::spawn(write(writer, said));
-        let ended = tokio::select! {
-            ended = session.serve() => ended,
-            // A session whose writer fails is over.
-            ended = writing => ended.unwrap_or_else(|error| Err(io::Error::other(error))),
-        };
-        match ended {
-            Ok(()) => tracing::debug!(vm, "the agent's session about circuits is over"),
-            Err(error) => tracing::warn!(vm, %error, "the agent's session about circuits broke"),
-        }
-        shared.apply(|board| board.session_ended(&vm));
-        // A VM has one thread for arrivals, however often its agent comes while its VMM does not answer.
-        session.arrived().await;
-        let name = vm.clone();
-        if let Some(done) = shared.with_pool(move |pool| pool.gone(&name)) {
-            // It fails only when the daemon ends.
-            let _ = done.await;
-        }
-        // Only now may the next one begin: the pool gets one after the other.
-        sys::lock(&shared.state).sessions.remove(&vm);
-    });
+    tokio::spawn(attend(shared.clone(), vm, stream, said, questions));
+}
+
+/// Serves a session, until all that it had is given back.
+async fn attend(
+    shared: Arc<Shared>,
+    vm: String,
+    stream: UnixStream,
+    said: mpsc::Receiver<FromDaemon>,
+    questions: mpsc::Receiver<CircuitId>,
+) {
+    let (reader, writer) = stream.into_split();
+    let mut session = Session {
+        shared: shared.clone(),
+        vm: vm.clone(),
+        lines: Lines::new(),
+        reader,
+        questions,
+        read: 0,
+        devices: 0,
+        arrival: None,
+    };
+    let writing = tokio::spawn(write(writer, said));
+    let ended = tokio::select! {
+        ended = session.serve() => ended,
+        // A session whose writer fails is over.
+        ended = writing => ended.unwrap_or_else(|error| Err(io::Error::other(error))),
+    };
+    match ended {
+        Ok(()) => tracing::debug!(vm, "the agent's session about circuits is over"),
+        Err(error) => tracing::warn!(vm, %error, "the agent's session about circuits broke"),
+    }
+    shared.apply(|board| board.session_ended(&vm));
+    // A VM has one thread for arrivals, however often its agent comes while its VMM does not answer.
+    session.arrived().await;
+    let name = vm.clone();
+    session.tell_pool(move |pool| pool.gone(&name)).await;
+    // Only now may the next one begin: the pool gets one after the other.
+    sys::lock(&shared.state).sessions.remove(&vm);
 }
 
 async fn write(mut writer: OwnedWriteHalf, mut said: mpsc::Receiver<FromDaemon>) -> io::Result<()> {
