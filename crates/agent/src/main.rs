@@ -1,7 +1,7 @@
 //! `ringdown-agent`: see `--help`.
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use agent::config::Config;
@@ -22,36 +22,18 @@ const HELP: &str = include_str!("help.txt");
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next();
-    if first.as_deref() == Some(launch::SUBCOMMAND.as_ref()) {
-        return launch::run(arguments.collect());
-    }
-    if first.as_deref() == Some(freezer::SUBCOMMAND.as_ref()) {
-        return freezer::run(arguments);
-    }
-    if first.as_deref() == Some(transparent::SUBCOMMAND.as_ref()) {
-        return match transparent::make_datagram_sockets() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
-        };
-    }
-    if first.as_deref() == Some(activated::SUBCOMMAND.as_ref()) {
-        return activated::run(arguments);
-    }
-    if first.as_deref() == Some(doctor::PROBE.as_ref()) {
-        return if doctor::probe() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        };
-    }
-    if first.as_deref() == Some("doctor".as_ref()) {
-        return examine(arguments);
-    }
-    if first.as_deref() == Some("transparent".as_ref()) {
-        return make_transparent(arguments);
-    }
-    if first.as_deref() == Some("run".as_ref()) {
-        return run(arguments);
+    match first.as_deref().and_then(OsStr::to_str) {
+        Some(launch::SUBCOMMAND) => return launch::run(arguments.collect()),
+        Some(freezer::SUBCOMMAND) => return freezer::run(arguments),
+        Some(transparent::SUBCOMMAND) => {
+            return exit_code(transparent::make_datagram_sockets().is_ok());
+        }
+        Some(activated::SUBCOMMAND) => return activated::run(arguments),
+        Some(doctor::PROBE) => return exit_code(doctor::probe()),
+        Some("doctor") => return carry_out(Doctor::parse(arguments), examine),
+        Some("transparent") => return carry_out(Transparent::parse(arguments), make_transparent),
+        Some("run") => return carry_out(Run::parse(arguments), run),
+        _ => {}
     }
     let arguments: Vec<OsString> = arguments.collect();
     let asks_for_help = |argument: &OsString| argument == "--help" || argument == "-h";
@@ -61,26 +43,47 @@ fn main() -> ExitCode {
     }
     let arguments = arguments.into_iter();
     if first.as_deref() == Some("forward".as_ref()) {
-        return forward(arguments);
+        return carry_out(Forward::parse(arguments).map(Some), forward);
     }
-    let (endpoints, config) = match parse(first, arguments) {
-        Ok(Request::Serve { endpoints, config }) => (endpoints, config),
-        Ok(Request::Ask(question)) => return ask(&question),
-        Ok(Request::Print(text)) => {
+    carry_out(parse(first, arguments).map(Some), |request| match request {
+        Request::Serve { endpoints, config } => serve(endpoints, config.as_deref()),
+        Request::Ask(question) => ask(&question),
+        Request::Print(text) => {
             print!("{text}");
-            return ExitCode::SUCCESS;
+            ExitCode::SUCCESS
+        }
+    })
+}
+
+fn exit_code(succeeded: bool) -> ExitCode {
+    match succeeded {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// Does what the arguments ask for, if they can be parsed. None asks for help.
+fn carry_out<T>(parsed: Result<Option<T>, String>, act: impl FnOnce(T) -> ExitCode) -> ExitCode {
+    match parsed {
+        Ok(Some(command)) => act(command),
+        Ok(None) => {
+            print!("{HELP}");
+            ExitCode::SUCCESS
         }
         Err(message) => {
             eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
-            return ExitCode::from(2);
+            ExitCode::from(2)
         }
-    };
+    }
+}
+
+fn serve(endpoints: Vec<Endpoint>, config: Option<&Path>) -> ExitCode {
     if let Err(error) = agent::signals::keep_ignored_signals_to_ourselves() {
         eprintln!(
             "ringdown-agent: commands will ignore the signals that the agent ignores: {error}"
         );
     }
-    let config = match Config::read(config.as_deref()) {
+    let config = match Config::read(config) {
         Ok(config) => config,
         Err(error) => {
             eprintln!("ringdown-agent: {error}");
@@ -100,14 +103,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn forward(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let forward = match Forward::parse(arguments) {
-        Ok(forward) => forward,
-        Err(message) => {
-            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
-            return ExitCode::from(2);
-        }
-    };
+fn forward(forward: Forward) -> ExitCode {
     match forward.run() {
         Ok(never) => match never {},
         Err(error) => {
@@ -118,18 +114,7 @@ fn forward(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// Runs a program whose connections go through an egress service.
-fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let run = match Run::parse(arguments) {
-        Ok(Some(run)) => run,
-        Ok(None) => {
-            print!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(message) => {
-            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
-            return ExitCode::from(2);
-        }
-    };
+fn run(run: Run) -> ExitCode {
     match run.run() {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -140,40 +125,14 @@ fn run(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 /// Says what this guest offers to `run`.
-fn examine(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    match Doctor::parse(arguments) {
-        Ok(Some(doctor)) => {
-            let report = doctor.examine();
-            print!("{report}");
-            match report.works {
-                true => ExitCode::SUCCESS,
-                false => ExitCode::FAILURE,
-            }
-        }
-        Ok(None) => {
-            print!("{HELP}");
-            ExitCode::SUCCESS
-        }
-        Err(message) => {
-            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
-            ExitCode::from(2)
-        }
-    }
+fn examine(doctor: Doctor) -> ExitCode {
+    let report = doctor.examine();
+    print!("{report}");
+    exit_code(report.works)
 }
 
 /// Says how a service is started by `run`.
-fn make_transparent(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let transparent = match Transparent::parse(arguments) {
-        Ok(Some(transparent)) => transparent,
-        Ok(None) => {
-            print!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Err(message) => {
-            eprintln!("ringdown-agent: {message}; see ringdown-agent --help");
-            return ExitCode::from(2);
-        }
-    };
+fn make_transparent(transparent: Transparent) -> ExitCode {
     match transparent.carry_out() {
         Ok(text) => {
             print!("{text}");
