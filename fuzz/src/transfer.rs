@@ -228,25 +228,27 @@ pub(crate) fn any_message(dice: &mut Dice<'_>) -> Message {
             entry: dice.quad(),
             reason: any_reason(dice),
         },
-        13 => {
-            let listed = Listed {
-                name: any_name(dice),
-                what: match dice.below(3) {
-                    0 => What::Directory,
-                    1 => What::File { size, digest: None },
-                    _ => What::Symlink {
-                        target: any_name(dice),
-                    },
-                },
-                metadata,
-            };
-            Message::Listing(vec![listed; dice.pick(&[0, 1, MAX_LISTED, MAX_LISTED + 1])])
-        }
+        13 => any_listing(dice, metadata, size),
         14 => Message::Proceed {
             into_directory: dice.one_in(2),
         },
         _ => dice_word(dice),
     }
+}
+
+fn any_listing(dice: &mut Dice<'_>, metadata: Metadata, size: u64) -> Message {
+    let listed = Listed {
+        name: any_name(dice),
+        what: match dice.below(3) {
+            0 => What::Directory,
+            1 => What::File { size, digest: None },
+            _ => What::Symlink {
+                target: any_name(dice),
+            },
+        },
+        metadata,
+    };
+    Message::Listing(vec![listed; dice.pick(&[0, 1, MAX_LISTED, MAX_LISTED + 1])])
 }
 
 fn any_name(dice: &mut Dice<'_>) -> Vec<u8> {
