@@ -199,80 +199,47 @@ pub(super) fn guest(vm: &VmStatus) -> Finding {
     let name = vm.full_name();
     let found = format!("{name}: {}", vm.state_in_words());
     let is_hybrid = vm.kind == LineKind::Hybrid;
+    let start = format!("start its VMM with what `ringdown args {name} --vmm qemu` prints");
+    let error = |remedy: &str| Finding::error(about, &found, remedy);
+    let warning = |remedy: &str| Finding::warning(about, &found, remedy);
     match vm.state {
-        _ if vm.unavailable.is_some() => Finding::error(about, found, AGAIN),
-        _ if vm.another_waits => Finding::warning(
-            about,
-            found,
+        _ if vm.unavailable.is_some() => error(AGAIN),
+        _ if vm.another_waits => warning(
             "end one of the two VMMs, or give the second a VM of its own with `ringdown vm add`",
         ),
-        VmState::Ready | VmState::Attached if is_hybrid && vm.last_fault.is_some() => {
-            Finding::error(
-                about,
-                found,
-                "see that the daemon can use the directory of its VMM's socket: it tries again every few seconds by itself",
-            )
-        }
-        VmState::Ready if vm.paused => {
-            Finding::warning(about, found, "have its VMM let it go on (of QEMU: `cont`)")
-        }
+        VmState::Ready | VmState::Attached if is_hybrid && vm.last_fault.is_some() => error(
+            "see that the daemon can use the directory of its VMM's socket: it tries again every few seconds by itself",
+        ),
+        VmState::Ready if vm.paused => warning("have its VMM let it go on (of QEMU: `cont`)"),
         VmState::Ready => match &vm.unanswered {
             Some(unanswered) => silent_agent(about, &name, unanswered),
             None => version(about, &name, vm),
         },
         VmState::Waiting if is_hybrid => own_vmm(about, found, vm),
         // What was wrong with a VMM that is not there any more.
-        VmState::Waiting if vm.last_fault.is_some() => Finding::warning(
-            about,
-            found,
-            format!(
-                "end that VMM if it still runs, and start one with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all: it does not connect again by itself"
-            ),
-        ),
+        VmState::Waiting if vm.last_fault.is_some() => warning(&format!(
+            "end that VMM if it still runs, and start one with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all: it does not connect again by itself"
+        )),
         // The VMM of a vsock line does not connect again.
-        VmState::Waiting if vm.kind == LineKind::Vsock => Finding::warning(
-            about,
-            found,
-            format!(
-                "start its VMM with what `ringdown args {name} --vmm qemu` prints; if one still runs that was cut off, as by `ringdown vm rm`, end it first"
-            ),
-        ),
-        VmState::Waiting => Finding::warning(
-            about,
-            found,
-            format!("start its VMM with what `ringdown args {name} --vmm qemu` prints"),
-        ),
-        VmState::Attached | VmState::Booted if vm.last_fault.is_some() => Finding::error(
-            about,
-            found,
-            format!(
-                "start its VMM with what `ringdown args {name} --vmm qemu` prints, memory with share=on above all; if it is, see that its guest has a driver that follows the virtio specification"
-            ),
-        ),
-        VmState::Attached if vm.is_quiet() => Finding::warning(
-            about,
-            found,
-            "give the guest time to boot, or have its VMM wake it up",
-        ),
-        VmState::Attached if vm.kind == LineKind::Serial => Finding::warning(
-            about,
-            found,
-            format!(
-                "give the guest time to boot; then see that its VMM has the port org.ringdown.agent.0, as `ringdown args {name} --vmm qemu` prints it, that the guest has the driver of such ports (`modprobe virtio_console`), and that ringdown-agent runs in it"
-            ),
-        ),
-        VmState::Attached => Finding::warning(
-            about,
-            found,
+        VmState::Waiting if vm.kind == LineKind::Vsock => warning(&format!(
+            "{start}; if one still runs that was cut off, as by `ringdown vm rm`, end it first"
+        )),
+        VmState::Waiting => warning(&start),
+        VmState::Attached | VmState::Booted if vm.last_fault.is_some() => error(&format!(
+            "{start}, memory with share=on above all; if it is, see that its guest has a driver that follows the virtio specification"
+        )),
+        VmState::Attached if vm.is_quiet() => {
+            warning("give the guest time to boot, or have its VMM wake it up")
+        }
+        VmState::Attached if vm.kind == LineKind::Serial => warning(&format!(
+            "give the guest time to boot; then see that its VMM has the port org.ringdown.agent.0, as `ringdown args {name} --vmm qemu` prints it, that the guest has the driver of such ports (`modprobe virtio_console`), and that ringdown-agent runs in it"
+        )),
+        VmState::Attached => warning(
             "give the guest time to boot; then see that its memory is shared (share=on) and that it has the vsock driver (`modprobe vmw_vsock_virtio_transport`)",
         ),
-        VmState::Booted | VmState::Joined => Finding::warning(
-            about,
-            found,
-            format!(
-                "give the guest time to boot; then start ringdown-agent in it: docs/agent-install.md, or `ringdown agent install {name} --to root@ADDRESS`"
-            ),
-        ),
+        VmState::Booted | VmState::Joined => warning(&format!(
+            "give the guest time to boot; then start ringdown-agent in it: docs/agent-install.md, or `ringdown agent install {name} --to root@ADDRESS`"
+        )),
     }
 }
 
