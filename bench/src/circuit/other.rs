@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use circuit::Circuit;
+use circuit::{Circuit, Options};
 use clap::Args;
 use rustix::event::{EventfdFlags, eventfd};
 use shmring::bare::Bare;
@@ -86,20 +86,8 @@ fn start(subject: Subject, case: &Case, conditions: &Conditions) -> Result<Other
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path)?;
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--pdeathsig", "KILL", "--"])
-        .arg(std::env::current_exe()?)
-        .args(["circuit", "other", "--subject", subject.name()])
-        .args(["--case", &case.to_string()])
-        .args([
-            "--patience-ms",
-            &conditions.patience.as_millis().to_string(),
-        ])
-        .arg("--path")
-        .arg(&path)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
+    let patience = conditions.patience;
+    let mut command = command(subject, case, patience, &path)?;
 
     // What the other process needs beside the socket.
     let window = Window::create(&spec())?;
@@ -128,7 +116,6 @@ fn start(subject: Subject, case: &Case, conditions: &Conditions) -> Result<Other
     pin(conditions.placement.generator)?;
     let child = child?;
 
-    let patience = conditions.patience;
     let stream = accept(&listener, patience)?;
     stream.set_read_timeout(Some(patience))?;
     let end = match subject {
@@ -152,18 +139,41 @@ fn start(subject: Subject, case: &Case, conditions: &Conditions) -> Result<Other
         }
         Subject::Unix | Subject::Memcpy => End::Unix(stream, vec![0; case.message_len]),
     };
-    let count = if case.among_others { OTHERS } else { 0 };
-    let mut others = Vec::with_capacity(count);
-    for _ in 0..count {
-        let stream = accept(&listener, patience)?;
-        others.push(Circuit::offer(stream, &options(case.wait, OTHER_RING_LEN))?);
-    }
+    let others = others(case, |options| {
+        Ok(Circuit::offer(accept(&listener, patience)?, options)?)
+    })?;
     Ok(Other {
         end,
         child,
         _others: others,
         _directory: directory,
     })
+}
+
+/// What the other process is started with.
+fn command(subject: Subject, case: &Case, patience: Duration, path: &Path) -> io::Result<Command> {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(std::env::current_exe()?)
+        .args(["circuit", "other", "--subject", subject.name()])
+        .args(["--case", &case.to_string()])
+        .args(["--patience-ms", &patience.as_millis().to_string()])
+        .arg("--path")
+        .arg(path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    Ok(command)
+}
+
+/// The circuits that are open and idle, each of which is made so.
+fn others(
+    case: &Case,
+    make: impl Fn(&Options) -> Result<Circuit, Anything>,
+) -> Result<Vec<Circuit>, Anything> {
+    let count = if case.among_others { OTHERS } else { 0 };
+    let options = options(case.wait, OTHER_RING_LEN);
+    (0..count).map(|_| make(&options)).collect()
 }
 
 /// The other process may have failed, and never come.
@@ -234,15 +244,9 @@ fn come(given: &OtherOptions) -> Result<(End, Vec<Circuit>), Anything> {
         }
         Subject::Unix | Subject::Memcpy => End::Unix(stream, vec![0; case.message_len]),
     };
-    let count = if case.among_others { OTHERS } else { 0 };
-    let mut others = Vec::with_capacity(count);
-    for _ in 0..count {
-        let stream = UnixStream::connect(&given.path)?;
-        others.push(Circuit::accept(
-            stream,
-            &options(case.wait, OTHER_RING_LEN),
-        )?);
-    }
+    let others = others(case, |options| {
+        Ok(Circuit::accept(UnixStream::connect(&given.path)?, options)?)
+    })?;
     Ok((end, others))
 }
 

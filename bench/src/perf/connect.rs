@@ -10,7 +10,7 @@ use super::case::Direction;
 use super::control::Control;
 use super::guest::{FIRST_PORT, GuestOptions, Role};
 use super::host;
-use super::measure::{Conditions, Failed, Figures, Span, Threads, watch};
+use super::measure::{Conditions, Failed, Figures, Span, Threads, named, watch};
 use super::subject::{Running, Subject};
 
 /// Measures once: `parallel` programs dial, hang up when they are through, and dial again.
@@ -40,7 +40,7 @@ pub fn measure(
 
 fn figures(span: &Span) -> Figures {
     let operations = span.operations as f64;
-    [
+    named([
         ("connections_per_s", operations / span.seconds),
         (
             "subject_cpu_us_each",
@@ -48,10 +48,7 @@ fn figures(span: &Span) -> Figures {
         ),
         ("wakeups_each", span.subject.wakeups as f64 / operations),
         ("generator_share", span.generator_share),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value))
-    .collect()
+    ])
 }
 
 fn from_guest(

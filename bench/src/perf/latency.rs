@@ -8,7 +8,7 @@ use super::case::Direction;
 use super::control::Control;
 use super::guest::{FIRST_PORT, GuestOptions, Payload, Role};
 use super::host::{self, Endpoint};
-use super::measure::{Conditions, Failed, Figures, Span, Threads, watch};
+use super::measure::{Conditions, Failed, Figures, Span, Threads, named, watch};
 use super::subject::{FIRST_CID, Running, Subject};
 
 /// A histogram of times in nanoseconds, from 100 ns to 10 s, with three digits.
@@ -97,7 +97,7 @@ fn between_guests(
 pub fn figures(span: &Span, latencies: &Histogram<u64>) -> Figures {
     let us = |nanoseconds: u64| nanoseconds as f64 * 1e-3;
     let operations = span.operations as f64;
-    [
+    named([
         ("mean_us", latencies.mean() * 1e-3),
         ("p1_us", us(latencies.value_at_quantile(0.01))),
         ("p50_us", us(latencies.value_at_quantile(0.5))),
@@ -117,8 +117,5 @@ pub fn figures(span: &Span, latencies: &Histogram<u64>) -> Figures {
         ("wakeups_each", span.subject.wakeups as f64 / operations),
         ("kicks_each", span.kicks as f64 / operations),
         ("interrupts_each", span.interrupts as f64 / operations),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value))
-    .collect()
+    ])
 }

@@ -15,7 +15,7 @@ use super::case::{Direction, Throughput};
 use super::control::Control;
 use super::guest::Payload;
 use super::host::{self, Endpoint};
-use super::measure::{Conditions, Failed, Figures, Threads, watch};
+use super::measure::{Conditions, Failed, Figures, Threads, named, watch};
 use super::processor::{Placement, pin};
 use super::{latency, throughput};
 
@@ -301,14 +301,11 @@ pub fn eventfd_round_trip(
         .map_err(|_| Failed::Error("the other thread failed".to_owned()))?
         .map_err(words)?;
     let us = |quantile| latencies.value_at_quantile(quantile) as f64 * 1e-3;
-    Ok([
+    Ok(named([
         ("mean_us", latencies.mean() * 1e-3),
         ("p50_us", us(0.5)),
         ("p99_us", us(0.99)),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value))
-    .collect())
+    ]))
 }
 
 /// Raises the number of descriptors that this process and those it starts may open. Returns the number.

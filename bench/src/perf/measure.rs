@@ -15,6 +15,11 @@ use super::subject::Running;
 /// Figures by name.
 pub type Figures = BTreeMap<String, f64>;
 
+/// Figures of these names.
+pub fn named<const COUNT: usize>(figures: [(&str, f64); COUNT]) -> Figures {
+    figures.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
 /// How long, and where.
 #[derive(Debug, Clone, Copy)]
 pub struct Conditions {

@@ -15,7 +15,7 @@ use super::control::{Control, MAX_METERS};
 use super::guest::{FIRST_PORT, Guest, GuestOptions, Payload, Role};
 use super::host::{self, Endpoint};
 use super::latency;
-use super::measure::{Conditions, Failed, Figures, Threads, watch};
+use super::measure::{Conditions, Failed, Figures, Threads, named, watch};
 use super::processor::{Memory, Usage};
 use super::subject::{FIRST_CID, Running, Subject};
 use super::throughput::figures;
@@ -271,7 +271,7 @@ fn idle_figures(
         return Err(Failed::Hangs("no circuit could be made".to_owned()));
     }
     let each = |before: u64, after: u64| (after as f64 - before as f64) / made as f64;
-    Ok([
+    Ok(named([
         ("circuits", made as f64),
         (
             "pss_bytes_each",
@@ -285,10 +285,7 @@ fn idle_figures(
             "descriptors_each",
             each(before.descriptors, after.descriptors),
         ),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value))
-    .collect())
+    ]))
 }
 
 /// The host's ends of idle circuits, if they have any.
@@ -346,13 +343,10 @@ pub fn quiet_vms(
     let seconds = start.elapsed().as_secs_f64();
     let used = Usage::of(running.pid()).since(before);
     drop(guests);
-    Ok([
+    Ok(named([
         ("cpu_ms_per_s", used.time_ns as f64 * 1e-6 / seconds),
         ("wakeups_per_s", used.wakeups as f64 / seconds),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value))
-    .collect())
+    ]))
 }
 
 /// Ping-pong of 64 bytes between the host and a quiet guest, alone and beside a guest that sends as fast as it can.
@@ -364,7 +358,7 @@ pub fn noisy(subject: &Subject, conditions: &Conditions) -> Result<Figures, Fail
     let beside = quiet_beside(subject, true, conditions)?;
     let us =
         |latencies: &Histogram<u64>, quantile| latencies.value_at_quantile(quantile) as f64 * 1e-3;
-    Ok([
+    Ok(named([
         ("p50_alone_us", us(&alone, 0.5)),
         ("p99_alone_us", us(&alone, 0.99)),
         ("p50_beside_us", us(&beside, 0.5)),
@@ -373,10 +367,7 @@ pub fn noisy(subject: &Subject, conditions: &Conditions) -> Result<Figures, Fail
             "p99_times",
             us(&beside, 0.99) / us(&alone, 0.99).max(f64::MIN_POSITIVE),
         ),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value))
-    .collect())
+    ]))
 }
 
 fn quiet_beside(

@@ -7,7 +7,7 @@ use super::case::{Direction, Throughput};
 use super::control::Control;
 use super::guest::{FIRST_PORT, GuestOptions, LINUX_6_12_BUFFER_LEN, LINUX_6_17_BUFFER_LEN, Role};
 use super::host::{self, Endpoint};
-use super::measure::{Conditions, Failed, Figures, Span, Threads, watch};
+use super::measure::{Conditions, Failed, Figures, Span, Threads, named, watch};
 use super::ring::TransmitLayout;
 use super::subject::{FIRST_CID, Running, Subject};
 
@@ -164,7 +164,7 @@ pub fn figures(span: &Span, streams: usize) -> Figures {
     let bytes = span.bytes() as f64;
     let (mib, gib) = (bytes / MIB, bytes / GIB);
     let by_stream = &span.received[..streams.min(span.received.len())];
-    [
+    named([
         ("gbit_per_s", bytes * 8e-9 / span.seconds),
         (
             "subject_cpu_s_per_gib",
@@ -185,10 +185,7 @@ pub fn figures(span: &Span, streams: usize) -> Figures {
         ("packets_to_device_per_mib", span.packets_out as f64 / mib),
         ("packets_from_device_per_mib", span.packets_in as f64 / mib),
         ("fairness", jain(by_stream)),
-    ]
-    .into_iter()
-    .map(|(name, value)| (name.to_owned(), value))
-    .collect()
+    ])
 }
 
 /// Jain's index: 1 when every stream had the same, 1/n when one had all.
