@@ -76,24 +76,23 @@ pub(super) fn run(steps: &[String]) -> Result<()> {
 
 impl Script {
     fn step(&mut self, step: &str) -> Result<()> {
-        if let Some(rest) = step.strip_prefix("fails:") {
-            let (expected, inner) = rest.split_once(':').context("expected ERRNO:STEP")?;
-            return match self.step(inner) {
-                Ok(()) => bail!("it did not fail"),
-                Err(error) => {
-                    let found = error_name(&error);
-                    ensure!(found == expected, "it failed with {found}: {error:#}");
-                    Ok(())
-                }
-            };
+        match step.split_once(':') {
+            Some(("fails", rest)) => {
+                let (expected, inner) = rest.split_once(':').context("expected ERRNO:STEP")?;
+                let Err(error) = self.step(inner) else {
+                    bail!("it did not fail");
+                };
+                let found = error_name(&error);
+                ensure!(found == expected, "it failed with {found}: {error:#}");
+            }
+            Some(("touch", path)) => std::fs::write(path, "")?,
+            Some(("wait", path)) => super::wait_for_file(Path::new(path)),
+            _ => self.use_circuit(step)?,
         }
-        if let Some(path) = step.strip_prefix("touch:") {
-            return Ok(std::fs::write(path, "")?);
-        }
-        if let Some(path) = step.strip_prefix("wait:") {
-            super::wait_for_file(Path::new(path));
-            return Ok(());
-        }
+        Ok(())
+    }
+
+    fn use_circuit(&mut self, step: &str) -> Result<()> {
         let mut words: VecDeque<&str> = step.split(':').collect();
         let verb = words.pop_front().unwrap_or_default();
         let mut next = || words.pop_front();
