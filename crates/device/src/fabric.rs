@@ -22,6 +22,7 @@ mod relay;
 mod remainder;
 mod rx;
 mod serial;
+mod serve;
 mod slow;
 mod tx;
 mod views;
@@ -83,9 +84,8 @@ const SPARE_CHAINS: usize = 1024;
 /// has in packets of 64 KiB.
 const TURN_DESCRIPTORS: usize = 4096;
 
-/// Payload of one line that is taken, given or relayed in one turn, each, before the other lines have theirs: some 0.5 ms of copying, to which
-/// another turn adds some microseconds. Half of QEMU's ring in packets of 64 KiB, which a batch ends with anyhow, and as much as 1,024 of Linux's
-/// receive buffers hold. What is over goes on in the next turn, at once.
+/// Payload of one line that is given or relayed in one turn, each, before the other lines have theirs: some 0.5 ms of copying, to which
+/// another turn adds some microseconds. As much as 1,024 of Linux's receive buffers hold. What is over goes on in the next turn, at once.
 const TURN_BYTES: usize = 4 << 20;
 
 /// What a line needs to be opened.
@@ -206,6 +206,8 @@ pub struct Fabric {
     outgoing: Vec<Outgoing>,
     /// Lines that may be sent something.
     woken: VecDeque<LineId>,
+    /// Likewise, in the next turn.
+    woken_later: VecDeque<LineId>,
     /// Lines with more packets than one turn takes.
     draining: VecDeque<LineId>,
     /// Lines whose guest need not notify of what it sends, since we look anyhow before we sleep.
@@ -286,6 +288,7 @@ impl Fabric {
             outgoing: Vec::new(),
             spare_packets: Vec::new(),
             woken: VecDeque::new(),
+            woken_later: VecDeque::new(),
             draining: VecDeque::new(),
             unarmed: Vec::new(),
             spin: Spin::new(Duration::ZERO),
@@ -433,16 +436,7 @@ impl Fabric {
         }
         self.happened = happened;
         self.expire();
-        for _ in 0..self.draining.len() {
-            if let Some(line) = self.draining.pop_front() {
-                self.drain(line);
-            }
-        }
-        for _ in 0..self.woken.len() {
-            if let Some(line) = self.woken.pop_front() {
-                self.pump(line);
-            }
-        }
+        self.serve_lines();
         self.pass_scheduled();
         self.cut_overruns();
         self.end_shortage();

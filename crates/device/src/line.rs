@@ -36,7 +36,7 @@ pub enum AgentSecret {
 #[derive(Debug)]
 pub(crate) struct LineIo {
     pub(crate) generation: u64,
-    /// Something of it is to be written down at the end of the turn.
+    /// Something of it is to be written down before the next publication.
     pub(crate) is_noted: bool,
     /// The VM's name, with its domain if that is not the default.
     pub(crate) name: String,

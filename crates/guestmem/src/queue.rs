@@ -235,6 +235,14 @@ impl Queue {
         either!(mut self, ring => ring.publish())
     }
 
+    /// Whether the driver would want an interrupt if one chain more were given back and published now: it sleeps, or is about to. Never of a packed queue.
+    pub fn awaits_interrupt(&self) -> bool {
+        match &self.format {
+            Format::Split(ring) => ring.awaits_interrupt(),
+            Format::Packed(_) => false,
+        }
+    }
+
     /// Notification suppression: the driver need not notify. It may do so anyway.
     pub fn disable_notifications(&mut self) {
         either!(mut self, ring => ring.disable_notifications());

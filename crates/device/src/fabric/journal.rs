@@ -1,4 +1,4 @@
-//! What a daemon after this one goes on with: how far rings and circuits have come, as of the end of a turn.
+//! What a daemon after this one goes on with: how far rings and circuits have come, as of the last publication.
 //!
 //! Nothing of a turn is published before it is written down ([`guestmem::journal`]). So a successor finds the rings and the circuits of one moment: what the last turn
 //! did beyond it has not happened, for it was seen by no guest. Packets that are parked are in their senders' rings, and are found there again. What
@@ -320,7 +320,7 @@ impl Fabric {
         }
     }
 
-    /// Something of a line is to be written down at the end of this turn.
+    /// Something of a line is to be written down before the next publication.
     pub(super) fn note_line(&mut self, id: LineId) {
         if !self.handover.has_journal() {
             return;

@@ -19,6 +19,10 @@ use crate::vsock::{RX, TX};
 /// Turns of circuits that one line has before the other lines have theirs.
 const PUMP_TURNS: usize = 256;
 
+/// What a sleeping guest gets before it is woken, in bytes, if there is more; and what one circuit's turn has beyond it. Turns are not cut for that: a
+/// program's socket would have to be asked twice.
+const EARLY_BYTES: usize = 32 * 1024;
+
 /// Buffers that one read of a host program's socket may fill.
 const SCATTER_BUFFERS: usize = 64;
 
@@ -34,7 +38,7 @@ pub(super) struct Turn {
 }
 
 impl Fabric {
-    /// Pumps every line that waits for it, now instead of at the end of the turn.
+    /// Pumps every line that waits for it, now instead of after the batch.
     pub(super) fn pump_woken(&mut self) {
         for _ in 0..self.woken.len() {
             if let Some(line) = self.woken.pop_front() {
@@ -45,6 +49,20 @@ impl Fabric {
 
     /// Sends to a guest what there is for it, while its ring has room.
     pub(super) fn pump(&mut self, id: LineId) {
+        self.give(id, None);
+    }
+
+    /// The same, and a guest that sleeps is shown the first of it while the rest is copied. Not to be called in the middle of a batch.
+    pub(super) fn pump_early(&mut self, id: LineId) {
+        let ring = self.line(id).and_then(|line| line.rings[RX].as_ref());
+        let sleeps = ring.is_some_and(|ring| ring.queue.awaits_interrupt());
+        let early = sleeps.then(|| self.bytes_had(id) + EARLY_BYTES);
+        self.give(id, early);
+    }
+
+    /// `early`: when it has had so many bytes of this turn, what there is until then is published.
+    #[inline(never)]
+    fn give(&mut self, id: LineId, mut early: Option<usize>) {
         let Some(line) = self.line(id) else { return };
         line.woken = false;
         if self.lost_memory(id) {
@@ -56,6 +74,10 @@ impl Fabric {
             }
             if !self.switch.has_work(id) || !self.has_buffers(id, 1) {
                 return;
+            }
+            if early.is_some_and(|early| self.bytes_had(id) >= early) {
+                early = None;
+                self.publish();
             }
             match self.switch.next_for(self.now, id, &mut self.actions) {
                 None => return self.carry_out(),
@@ -78,6 +100,12 @@ impl Fabric {
             self.carry_out();
         }
         self.wake(id);
+    }
+
+    /// What this guest has had of this turn, in bytes.
+    fn bytes_had(&mut self, id: LineId) -> usize {
+        let turn = self.turn;
+        self.line(id).map_or(0, |line| line.had.of(turn).bytes)
     }
 
     /// Whether this guest has had so much of this turn that it is the others' turn.

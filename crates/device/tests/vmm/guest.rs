@@ -326,6 +326,11 @@ impl Guest {
         }
     }
 
+    /// It looks for what is given back, and need not be interrupted.
+    pub fn want_no_interrupts(&mut self, ring: usize) {
+        self.queues[ring].disable_interrupts();
+    }
+
     /// How many chains of this ring have been given back.
     pub fn given_back(&self, ring: usize) -> u16 {
         self.queues[ring].used_index()

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // This is a test.
 
 mod broken;
+mod early;
 mod guest;
 mod held;
 mod idle;

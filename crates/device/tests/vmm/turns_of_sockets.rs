@@ -83,7 +83,7 @@ fn a_turn_relays_so_many_bytes_of_a_line_and_then_those_of_another() {
     let lines = fabric.lines();
     assert_eq!(given(&lines[1]), 1, "the other line has its turn");
     assert!(given(&lines[0]) <= 3 * (MOST_BYTES + ONE_MORE));
-    count_bytes(&mut fabric, given, "many", all);
+    count_bytes(&mut fabric, given, "many", all, MOST_BYTES);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_turn_sends_programs_so_many_bytes_that_were_kept_for_them() {
         }
         guest.kick(TX);
         all += u64::from(CIRCUITS) * u64::from(LEN / 2);
-        count_bytes(&mut fabric, sent, "web", all);
+        count_bytes(&mut fabric, sent, "web", all, MOST_BYTES);
     }
     let mut buffer = vec![0; 1 << 20];
     for program in &mut programs {

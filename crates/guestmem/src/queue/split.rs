@@ -315,19 +315,22 @@ impl Split {
         self.has_published = true;
         // Publish first, look for the driver's wish second: the driver does it the other way round.
         full_fence();
+        first && self.setup.event_index || self.wants_interrupt(old, new)
+    }
+
+    /// Whether the driver wants an interrupt for what was given back between these two.
+    fn wants_interrupt(&self, old: Running, new: Running) -> bool {
+        let available = &self.areas.available;
         if self.setup.event_index {
-            let wanted = self
-                .areas
-                .available
-                .load_u16(self.used_event_offset(), Ordering::Relaxed);
-            first || needs_event(wanted, old.get(), new.get())
+            let wanted = available.load_u16(self.used_event_offset(), Ordering::Relaxed);
+            needs_event(wanted, old.get(), new.get())
         } else {
-            self.areas
-                .available
-                .load_u16(AVAILABLE_FLAGS, Ordering::Relaxed)
-                & NO_INTERRUPT
-                == 0
+            available.load_u16(AVAILABLE_FLAGS, Ordering::Relaxed) & NO_INTERRUPT == 0
         }
+    }
+
+    pub(super) fn awaits_interrupt(&self) -> bool {
+        self.wants_interrupt(self.published_used, self.next_used.next())
     }
 
     pub(super) fn note_unseen(&self, is_unseen: bool) {
