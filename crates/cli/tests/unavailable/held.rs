@@ -10,7 +10,7 @@ fn a_directory_that_is_held_up_costs_its_own_vm_alone() {
         "hybrid = \"POOR/s\"",
         "[[vm.channel]]\nname = \"log\"\nlisten = \"POOR/s\"\nto = \"file:POOR/f\"",
     ];
-    for described in kinds {
+    at_once(kinds, |described| {
         let poor = format!("{GOOD}[[vm]]\nname = \"poor\"\n{described}\n");
         let mut host = Host::new(&poor);
         let directory = host.vms().join("poor");
@@ -35,12 +35,12 @@ fn a_directory_that_is_held_up_costs_its_own_vm_alone() {
         drop(held);
         host.serve();
         assert_eq!(host.unavailable("poor"), None);
-    }
+    });
 }
 
 #[test]
 fn a_directory_that_is_held_up_later_costs_its_own_vm_alone() {
-    for described in ["vhost-user", "hybrid", "serial"] {
+    at_once(["vhost-user", "hybrid", "serial"], |described| {
         let poor = format!("{GOOD}[[vm]]\nname = \"poor\"\n{described} = \"POOR/s\"\n");
         let mut host = Host::new(&poor);
         host.serve();
@@ -61,7 +61,7 @@ fn a_directory_that_is_held_up_later_costs_its_own_vm_alone() {
         assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
         host.assert_good_is_served();
         host.end(Signal::TERM);
-    }
+    });
 }
 
 #[test]

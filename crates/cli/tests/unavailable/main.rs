@@ -123,6 +123,16 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// Tries each of these, with hosts that wait beside each other.
+fn at_once<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
+    std::thread::scope(|scope| {
+        for case in cases {
+            let test = &test;
+            scope.spawn(move || test(case));
+        }
+    });
+}
+
 const GOOD: &str = "[[vm]]\nname = \"good\"\n";
 
 #[test]
@@ -191,7 +201,7 @@ fn a_vm_whose_directory_is_spoilt_costs_itself_until_it_is_mended() {
             "s",
         ),
     ];
-    for (described, socket) in vms {
+    at_once(vms, |(described, socket)| {
         let spoils: [(&str, Spoil); 3] = [
             ("no directory", removed),
             ("a file", file),
@@ -219,7 +229,7 @@ fn a_vm_whose_directory_is_spoilt_costs_itself_until_it_is_mended() {
             assert_eq!(reloaded.code, Some(0), "{}", reloaded.err);
             assert_eq!(host.unavailable("poor"), None, "{described}: {what}");
         }
-    }
+    });
 }
 
 /// Windows of VMs are files in the runtime directory, and a port in a network has a socket of its own.
