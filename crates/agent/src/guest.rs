@@ -6,12 +6,10 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::RangeInclusive;
-use std::os::fd::OwnedFd;
+
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, open, openat2};
-use rustix::io::Errno;
 use rustix::process::Uid;
 use wire::agent::{
     CAPABILITY_BENCH, CAPABILITY_CIRCUITS, CAPABILITY_EXEC, CAPABILITY_FORWARD,
@@ -134,21 +132,6 @@ fn keep_mounts(mut table: impl BufRead, paths: &RangeInclusive<usize>) -> io::Re
             len => table.consume(len),
         }
     }
-}
-
-/// Names what is at a mount point, as the table of mounts has it. No path in that table has a link: where a user has exchanged a directory on the way for one, it leads nowhere.
-///
-/// # Errors
-/// What the system says; that there is a link on the way.
-pub(crate) fn open_mount_point(point: &[u8]) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let opened = match openat2(CWD, point, flags, Mode::empty(), resolve) {
-        // Before Linux 5.6.
-        Err(Errno::NOSYS) => open(point, flags, Mode::empty()),
-        opened => opened,
-    };
-    Ok(opened?)
 }
 
 /// A word of the table of mounts, in which space, tab, newline and backslash are written as octal numbers.

@@ -6,9 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::FileType;
+use sys::links::Fuse;
 
 use super::owner::Mount;
-use crate::guest::{open_mount_point, read_mounts, unescape};
+use crate::guest::{read_mounts, unescape};
 
 /// The words of a line that are paths, counted from 0: the root and the mount point.
 const PATHS: std::ops::RangeInclusive<usize> = 3..=4;
@@ -59,9 +60,10 @@ pub(super) enum Found<T> {
     Other,
 }
 
-/// Opens what is at a mount point, without asking its file system.
+/// Names what is at a mount point, without asking a file system of a user's on the way, which the user may just have put there.
 pub(super) fn find(line: &Line<'_>) -> Found<OwnedFd> {
-    let opened = open_mount_point(&bytes(&line.point));
+    let point = bytes(&line.point);
+    let opened = sys::links::find(Path::new(OsStr::from_bytes(&point)), Fuse::Refused);
     let mount = opened.and_then(|opened| {
         let description = format!("/proc/self/fdinfo/{}", opened.as_raw_fd());
         std::fs::read_to_string(description).map(|description| (opened, description))
@@ -164,7 +166,7 @@ pub(super) fn to_freeze<T>(
     let is_found = |mount: &Mount| found.iter().any(|(other, _)| other.device == mount.device);
     if let Some(mount) = hidden.into_iter().find(|mount| !is_found(mount)) {
         return Err(format!(
-            "cannot freeze {}: something is mounted over it, or over a directory on the way to it, or it has just been moved, or its path is too long (?)",
+            "cannot freeze {}: something is mounted over it, or over a directory on the way to it, or it has just been moved, or a FUSE file system is on its path, or that is too long (?)",
             mount.shown()
         ));
     }
@@ -201,6 +203,9 @@ pub(super) fn is_in_memory(table: &str, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     const TABLE: &str = "\
@@ -335,14 +340,33 @@ mod tests {
         assert!(matches!(find(&other), Found::Other));
     }
 
+    /// Users can rename a directory above a mount point for a link, or for another directory with their own file system in it.
     #[test]
-    fn the_way_to_a_mount_has_no_links() {
+    fn the_way_to_a_mount_has_no_links_of_users_and_no_fuse() {
+        let test = "freezer::mounts::tests::the_way_to_a_mount_has_no_links_of_users_and_no_fuse";
+        if !silent_fuse::has_own_mounts(test) {
+            return;
+        }
         let scene = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink("/proc/self/root", scene.path().join("link")).unwrap();
-        let path = |below: &str| format!("{}/{below}", scene.path().display());
-        assert!(open_mount_point(path("").as_bytes()).is_ok());
-        let error = open_mount_point(path("link/proc").as_bytes()).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(40));
+        std::fs::set_permissions(scene.path(), Permissions::from_mode(0o777)).unwrap();
+        std::os::unix::fs::symlink("/", scene.path().join("link")).unwrap();
+        let fuse = scene.path().join("fuse");
+        std::fs::create_dir(&fuse).unwrap();
+        let fuse = silent_fuse::SilentFuse::at(&fuse).unwrap();
+        let table = read(Path::new("/proc/self/mountinfo")).unwrap();
+        let proc = lines(&table)
+            .into_iter()
+            .rfind(|line| line.point == "/proc");
+        let mut line = proc.unwrap();
+        for (point, is_found) in [("/proc", true), ("link/proc", false), ("fuse/proc", false)] {
+            line.point = scene.path().join(point).display().to_string();
+            assert_eq!(
+                matches!(find(&line), Found::Directory(_)),
+                is_found,
+                "{point}"
+            );
+        }
+        assert!(!fuse.was_asked());
     }
 
     #[test]

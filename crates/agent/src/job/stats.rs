@@ -8,12 +8,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::StatVfs;
+use sys::links::Fuse;
 use wire::agent::job::{
     Answer, Cpu, Disk, FileSystem, MAX_LISTED, MAX_STATS_TEXT_LEN, Memory, NetworkLink, Stats,
 };
 
 use super::Host;
-use crate::guest::{open_mount_point, read_limited, read_mounts, unescape};
+use crate::guest::{read_limited, read_mounts, unescape};
 use crate::log::say;
 use crate::stop::Stop;
 
@@ -73,7 +74,7 @@ pub(crate) fn collect() -> Stats {
             .into_iter()
             .filter_map(|mount| {
                 with_sizes(mount, |path| {
-                    let point = open_mount_point(path.as_bytes())?;
+                    let point = sys::links::find(Path::new(path), Fuse::Refused)?;
                     Ok(rustix::fs::fstatvfs(point)?)
                 })
             })
