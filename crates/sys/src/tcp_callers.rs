@@ -1,11 +1,15 @@
 //! The peer of a TCP connection.
 
+mod diag;
+
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use rustix::io::Errno;
 
 use crate::supervise::account_of;
 
@@ -40,8 +44,18 @@ impl Caller {
     }
 }
 
-/// The user whose socket is at `peer`, connected to `own`.
+/// The user whose socket is at `peer`, connected to `own`, where there is a socket with these ends.
 fn user_of(own: SocketAddr, peer: SocketAddr) -> Option<u32> {
+    match diag::user_of(peer, own) {
+        Ok(user) => user,
+        // There is no such socket, as the kernel finds ours.
+        Err(Errno::NOENT) if diag::user_of(own, peer).is_ok() => None,
+        Err(_) => user_by_lists(own, peer),
+    }
+}
+
+/// The same on a kernel that does not answer about single sockets (no `tcp_diag`).
+fn user_by_lists(own: SocketAddr, peer: SocketAddr) -> Option<u32> {
     // A socket of IPv6 may have a connection of IPv4.
     let mapped = |end: SocketAddr| match end.ip() {
         IpAddr::V4(address) => SocketAddr::new(address.to_ipv6_mapped().into(), end.port()),
@@ -175,8 +189,18 @@ mod tests {
             let calls: IpAddr = calls.parse().unwrap();
             let _caller = TcpStream::connect((calls, port)).unwrap();
             let (accepted, peer) = listener.accept().unwrap();
-            let caller = Caller::of(accepted.local_addr().unwrap(), peer);
+            let own_end = accepted.local_addr().unwrap();
+            let caller = Caller::of(own_end, peer);
             assert_eq!(caller, Caller::User(own), "{listens} {calls}");
+            let ends = [own_end, peer];
+            let [own_end, peer] =
+                ends.map(|end| SocketAddr::new(end.ip().to_canonical(), end.port()));
+            assert_eq!(user_by_lists(own_end, peer), Some(own));
+            match diag::user_of(peer, own_end) {
+                // A kernel without it, or a sandbox.
+                Err(error) => println!("not tried: {error}"),
+                user => assert_eq!(user, Ok(Some(own))),
+            }
         }
     }
 
