@@ -87,8 +87,8 @@ fn request_by_bytes(bytes: &[u8]) -> socks::Request {
     }
     let ports = match (bytes[1], &bytes[len..]) {
         (1, _) => None,
-        (0xa0, rest) if rest.len() < 8 => return socks::Request::Partial,
-        (0xa0, rest) => {
+        (0xa0 | 0xa1, rest) if rest.len() < 8 => return socks::Request::Partial,
+        (0xa0 | 0xa1, rest) => {
             let number = |at: usize| {
                 rest[at..at + 4]
                     .iter()
@@ -123,6 +123,7 @@ fn request_by_bytes(bytes: &[u8]) -> socks::Request {
                         destination,
                         own_port,
                         port,
+                        is_privileged: bytes[1] == 0xa1,
                     },
                     len: len + 8,
                 },

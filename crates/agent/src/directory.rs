@@ -8,7 +8,7 @@ use std::time::Duration;
 use wire::directory::{Answer, Line, MAX_LINE_LEN, PORT, Request, RequestError};
 
 use crate::host_socket::dial_host_port;
-use crate::transport::{HOST_CID, dial_host_to_announce};
+use crate::transport::HOST_CID;
 
 /// How long the host may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -54,8 +54,8 @@ pub fn parse(verb: &str, name: Option<&str>) -> Option<Result<Request, String>> 
 /// Asks the host. The answer is one line of words: see [`wire::directory`].
 pub fn ask_host(request: &Request) -> Result<String, AskError> {
     let dial = || -> io::Result<OwnedFd> {
-        // Of what the host has for this guest, a part is for privileged programs alone.
-        let socket = dial_host_to_announce(PORT, 0).or_else(|_| dial_host_port(PORT))?;
+        // Other users have no port of root's.
+        let socket = dial_host_port(PORT, true)?;
         rustix::io::ioctl_fionbio(&socket, false)?;
         for direction in [
             rustix::net::sockopt::Timeout::Recv,

@@ -84,7 +84,9 @@ impl Forward {
         let listener = TcpListener::bind(self.listen)?;
         eprintln!("ringdown-agent: forwarding {self}");
         let port = self.host_port;
-        serve(&listener, move || host_socket::dial_host_port(port))
+        serve(&listener, move |caller| {
+            host_socket::dial_host_port(port, caller == Caller::User(0))
+        })
     }
 }
 
@@ -101,7 +103,7 @@ impl fmt::Display for Forward {
 /// Forwards the connections of `listener` to what `dial` reaches, for ever.
 fn serve(
     listener: &TcpListener,
-    dial: impl Fn() -> io::Result<OwnedFd> + Send + Sync + 'static,
+    dial: impl Fn(Caller) -> io::Result<OwnedFd> + Send + Sync + 'static,
 ) -> io::Result<Infallible> {
     let shared = Arc::new(Shared {
         dial,
@@ -131,7 +133,7 @@ fn serve(
         let forward = move || {
             let _place = shared.places.take(caller);
             drop(waits);
-            if let Err(error) = connect(client, &shared.dial) {
+            if let Err(error) = connect(client, || (shared.dial)(caller)) {
                 shared.failed(&error);
             }
         };
@@ -172,7 +174,7 @@ fn accept(listener: &TcpListener) -> io::Result<(OwnedFd, Caller)> {
     Ok((client, caller))
 }
 
-fn connect(client: OwnedFd, dial: &impl Fn() -> io::Result<OwnedFd>) -> io::Result<()> {
+fn connect(client: OwnedFd, dial: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<()> {
     rustix::io::ioctl_fionbio(&client, true)?;
     dial().and_then(|host| carry(&client, &host))?;
     end_on_close(&client);

@@ -22,7 +22,7 @@ use crate::log::say;
 use crate::serial::SerialHost;
 use crate::share::Share;
 use crate::stream::{send_all, wait};
-use crate::transport::{HOST_CID, Listener, dial_guest};
+use crate::transport::{HOST_CID, Listener, dial_guest, dial_host_for_root};
 
 /// Where it is, unless [`VARIABLE`] says otherwise.
 pub const DEFAULT_PATH: &str = "/run/ringdown/host.sock";
@@ -173,12 +173,16 @@ pub(crate) fn dial(port: u32) -> io::Result<OwnedFd> {
     dial_at(&path, port, Instant::now() + ANSWER_TIMEOUT)
 }
 
-/// Dial a port of the host, over vsock or, where there is none, through the agent that has the serial port: a socket that is non-blocking.
+/// Dial a port of the host, for a program of root's or another one, over vsock or, where there is none, through the agent that has the serial port: a socket that is non-blocking.
 ///
 /// # Errors
 /// As of [`dial_guest`]. If there is no agent with a serial port either, that there is no vsock.
-pub(crate) fn dial_host_port(port: u32) -> io::Result<OwnedFd> {
-    let error = match dial_guest(HOST_CID, port) {
+pub(crate) fn dial_host_port(port: u32, is_for_root: bool) -> io::Result<OwnedFd> {
+    let dialled = match is_for_root {
+        true => dial_host_for_root(port),
+        false => dial_guest(HOST_CID, port),
+    };
+    let error = match dialled {
         Ok(socket) => return Ok(socket),
         Err(error) => error,
     };

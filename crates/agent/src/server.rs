@@ -30,6 +30,9 @@ const LISTEN_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duratio
 /// The wait after an error of accept that says the system is short of something.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
+/// The shortest time between two lines about refused connections. Any program of the guest can make them without pause, where it can call itself.
+const REFUSALS_SAID: Duration = Duration::from_secs(60);
+
 /// The agent.
 #[derive(Debug)]
 pub struct Server {
@@ -169,12 +172,15 @@ impl Service {
                     transport::dial_host,
                 )
             })?;
+            // What programs of the guest call here is closed faster than they call, so that it leaves room for the host. Without the right to it, it is tried.
+            let _ = sys::priority::run_first();
         }
+        let mut refusals = Refusals::default();
         loop {
             match listener.accept() {
                 Ok(connection) => self.start(connection, &callers),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    say!("{error}")
+                    refusals.add(&error);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
@@ -215,6 +221,30 @@ impl Service {
             .spawn(serve);
         if let Err(error) = thread {
             say!("cannot start a thread: {error}");
+        }
+    }
+}
+
+/// Connections that were refused, of which now and then one is said.
+#[derive(Debug, Default)]
+struct Refusals {
+    said: Option<Instant>,
+    /// Since then.
+    count: usize,
+}
+
+impl Refusals {
+    fn add(&mut self, error: &io::Error) {
+        self.count += 1;
+        if self.said.is_none_or(|said| said.elapsed() >= REFUSALS_SAID) {
+            say!(
+                "{error} (with this one {} since the last such line)",
+                self.count
+            );
+            *self = Refusals {
+                said: Some(Instant::now()),
+                count: 0,
+            };
         }
     }
 }

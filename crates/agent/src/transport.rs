@@ -25,13 +25,14 @@ pub(crate) const ANY_CID: u32 = u32::MAX;
 /// Any port, in an address to bind to.
 pub(crate) const ANY_PORT: u32 = u32::MAX;
 
-/// Privileged ports from which `run` announces calls, each while its call is under way, and those from which the agent dials. Those below stay free for
-/// well-known services.
+/// Privileged ports from which `run` announces calls, each while its call is under way, those from which programs of root's are called for, and those from which the agent
+/// dials. Those below stay free for well-known services.
 const ANNOUNCER_SOURCE_PORTS: Range<u32> = 512..640;
-const AGENT_SOURCE_PORTS: Range<u32> = ANNOUNCER_SOURCE_PORTS.end..FIRST_UNPRIVILEGED_PORT;
+const ROOT_SOURCE_PORTS: Range<u32> = ANNOUNCER_SOURCE_PORTS.end..768;
+const AGENT_SOURCE_PORTS: Range<u32> = ROOT_SOURCE_PORTS.end..FIRST_UNPRIVILEGED_PORT;
 
-/// How many connections may wait to be accepted.
-const BACKLOG: i32 = 64;
+/// How many connections may wait to be accepted. Of vsock the kernel refuses further ones, the host's too, and any program of the guest may call a port.
+const BACKLOG: i32 = 1024;
 
 /// Where the agent listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -232,6 +233,17 @@ fn dial_host_from(
     host_port: u32,
 ) -> io::Result<OwnedFd> {
     let socket = vsock_socket()?;
+    bind_to_one_of(&socket, ports)?;
+    connect(&socket, HOST_CID, host_port)?;
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+/// Gives a socket the last of these ports that is free.
+fn bind_to_one_of(
+    socket: &OwnedFd,
+    ports: impl IntoIterator<Item = u32, IntoIter: DoubleEndedIterator>,
+) -> io::Result<()> {
     let mut bound = Err(nix::errno::Errno::EADDRINUSE);
     for port in ports.into_iter().rev().filter(|port| *port != PORT) {
         bound = nix::sys::socket::bind(socket.as_raw_fd(), &VsockAddr::new(ANY_CID, port));
@@ -239,10 +251,7 @@ fn dial_host_from(
             break;
         }
     }
-    bound?;
-    connect(&socket, HOST_CID, host_port)?;
-    rustix::io::ioctl_fionbio(&socket, true)?;
-    Ok(socket)
+    Ok(bound?)
 }
 
 /// How often a dial to another guest is tried again when nothing answers: the kernel gives up after two seconds, in which a busy
@@ -312,9 +321,20 @@ pub(crate) fn accept_guest(listener: &OwnedFd, cid: u32) -> io::Result<Option<Ow
 /// # Errors
 /// The system's reason; a refusal, by a rule or for want of a listener, is a reset.
 pub(crate) fn dial_guest(cid: u32, port: u32) -> io::Result<OwnedFd> {
+    dial_as(0..0, cid, port)
+}
+
+/// Dial a port of the host for a program of root's: from a privileged port, if there is one free. Of what the host has for this guest, a part is for calls from there.
+pub(crate) fn dial_host_for_root(port: u32) -> io::Result<OwnedFd> {
+    dial_as(ROOT_SOURCE_PORTS, HOST_CID, port)
+}
+
+fn dial_as(from: Range<u32>, cid: u32, port: u32) -> io::Result<OwnedFd> {
     let mut attempt = 1;
     loop {
         let socket = vsock_socket()?;
+        // Without one of these it has a port as any program's.
+        let _ = bind_to_one_of(&socket, from.clone());
         match connect(&socket, cid, port) {
             Err(error) if is_timeout(&error) && attempt < DIAL_ATTEMPTS => attempt += 1,
             Err(error) => return Err(error),

@@ -24,6 +24,7 @@ const NO_AUTHENTICATION: u8 = 0;
 const COMMAND_CONNECT: u8 = 1;
 /// Not of RFC 1928, which has 1 to 3.
 const COMMAND_ANNOUNCE: u8 = 0xa0;
+const COMMAND_ANNOUNCE_PRIVILEGED: u8 = 0xa1;
 const ADDRESS_IPV4: u8 = 1;
 const ADDRESS_NAME: u8 = 3;
 const ADDRESS_IPV6: u8 = 4;
@@ -41,13 +42,18 @@ pub struct Announcement {
     pub own_port: u32,
     /// The port that the call will come from.
     pub port: u32,
+    /// Whether the call is a privileged program's, as is one from a port below 1024. Hosts of before do not know it.
+    pub is_privileged: bool,
 }
 
 impl Announcement {
     /// How a client asks for it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = request(&self.destination);
-        bytes[1] = COMMAND_ANNOUNCE;
+        bytes[1] = match self.is_privileged {
+            false => COMMAND_ANNOUNCE,
+            true => COMMAND_ANNOUNCE_PRIVILEGED,
+        };
         bytes.extend(self.own_port.to_be_bytes());
         bytes.extend(self.port.to_be_bytes());
         bytes
@@ -217,7 +223,8 @@ impl Request {
         let len = 4 + host_len + 2;
         let ports = match command {
             COMMAND_CONNECT => None,
-            COMMAND_ANNOUNCE => match bytes[len..].first_chunk::<8>() {
+            COMMAND_ANNOUNCE | COMMAND_ANNOUNCE_PRIVILEGED => match bytes[len..].first_chunk::<8>()
+            {
                 Some([a, b, c, d, e, f, g, h]) => Some((
                     u32::from_be_bytes([*a, *b, *c, *d]),
                     u32::from_be_bytes([*e, *f, *g, *h]),
@@ -245,6 +252,7 @@ impl Request {
                     destination,
                     own_port,
                     port,
+                    is_privileged: command == COMMAND_ANNOUNCE_PRIVILEGED,
                 },
                 len: len + 8,
             },
@@ -281,20 +289,23 @@ mod tests {
                 len,
             };
             assert_eq!(Request::parse(&bytes), read);
-            let announcement = Announcement {
-                destination,
-                own_port: 1023,
-                port: u32::MAX,
-            };
-            let bytes = announcement.to_bytes();
-            let len = bytes.len();
-            for end in 0..len {
-                assert_eq!(Request::parse(&bytes[..end]), Request::Partial);
+            for is_privileged in [false, true] {
+                let announcement = Announcement {
+                    destination: destination.clone(),
+                    own_port: 1023,
+                    port: u32::MAX,
+                    is_privileged,
+                };
+                let bytes = announcement.to_bytes();
+                let len = bytes.len();
+                for end in 0..len {
+                    assert_eq!(Request::parse(&bytes[..end]), Request::Partial);
+                }
+                assert_eq!(
+                    Request::parse(&bytes),
+                    Request::Announce { announcement, len }
+                );
             }
-            assert_eq!(
-                Request::parse(&bytes),
-                Request::Announce { announcement, len }
-            );
         }
         for byte in 0..=8 {
             let reply = Reply::from_byte(byte).expect("a reply").to_bytes();

@@ -50,8 +50,8 @@ pub(crate) trait Way: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct VsockWay {
     port: u32,
-    /// Whether announcements are worth a try. They need a privileged port here, and a host that knows them.
-    may_announce: AtomicBool,
+    /// Whether announcements are worth a try, of ordinary users' calls and of root's. They need a privileged port here, and a host that knows them.
+    may_announce: [AtomicBool; 2],
 }
 
 /// How long the host may take to answer a vsock request. It takes at most 10 seconds.
@@ -62,7 +62,7 @@ impl VsockWay {
     pub(crate) fn new(port: u32) -> VsockWay {
         VsockWay {
             port,
-            may_announce: AtomicBool::new(true),
+            may_announce: [true; 2].map(AtomicBool::new),
         }
     }
 
@@ -79,12 +79,13 @@ impl VsockWay {
             destination: destination.clone(),
             own_port: own_port(announcer.as_fd())?,
             port: own_port(socket)?,
+            is_privileged: user == 0,
         };
         Ok((announcer, announcement))
     }
 
-    fn announces_no_more(&self) {
-        self.may_announce.store(false, Ordering::Relaxed);
+    fn may_announce(&self, user: u32) -> &AtomicBool {
+        &self.may_announce[usize::from(user == 0)]
     }
 }
 
@@ -110,14 +111,15 @@ impl Way for VsockWay {
         (to, user): (&Destination, u32),
         deadline: Instant,
     ) -> Result<Option<OwnedFd>, Errno> {
-        if !self.may_announce.load(Ordering::Relaxed) {
+        let may_announce = self.may_announce(user);
+        if !may_announce.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let (announcer, announcement) = match self.announcer(socket, to, user) {
             Ok(begun) => begun,
             Err(error) => {
                 if error.kind() == io::ErrorKind::PermissionDenied {
-                    self.announces_no_more();
+                    may_announce.store(false, Ordering::Relaxed);
                 }
                 return Ok(None);
             }
@@ -127,7 +129,7 @@ impl Way for VsockWay {
             Reply::Succeeded => return Ok(Some(announcer)),
             // Another's call is expected from this port: this one would be put through where that one was to go.
             Reply::GeneralFailure => return Err(Errno::CONNABORTED),
-            Reply::CommandNotSupported => self.announces_no_more(),
+            Reply::CommandNotSupported => may_announce.store(false, Ordering::Relaxed),
             _ => {}
         }
         Ok(None)

@@ -156,8 +156,8 @@ impl Guest {
                 return;
             }
         };
-        if let Dialect::Announce { own_port, port } = asked.dialect {
-            return self.expect(end, asked.destination, own_port, port).await;
+        if let Dialect::Announce(later) = asked.dialect {
+            return self.expect(end, asked.destination, later).await;
         }
         let in_force = self.in_force();
         let reached = self.reach(since, &in_force, &asked.destination).await;

@@ -250,7 +250,8 @@ impl Shared {
                 return None;
             }
         };
-        let is_privileged = expected.is_some() || is_privileged(call.source_port);
+        let is_announced_so = expected.as_ref().is_some_and(|call| call.is_privileged);
+        let is_privileged = is_announced_so || is_privileged(call.source_port);
         let service = match call.called {
             Called::Service(id) => self.service(id, &vm, is_privileged),
             _ => None,

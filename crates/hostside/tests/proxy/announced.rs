@@ -16,7 +16,7 @@ const ANNOUNCER: u32 = 1000;
 const CALLER: u32 = 5_000_000;
 
 fn announce(stand: &Stand, id: ServiceId, from: u32, to: &str) -> (UnixStream, u8) {
-    announce_as(stand, id, from, to, (ANNOUNCER, CALLER))
+    announce_as(stand, id, from, to, (ANNOUNCER, CALLER, true))
 }
 
 fn announce_as(
@@ -24,7 +24,7 @@ fn announce_as(
     id: ServiceId,
     from: u32,
     to: &str,
-    (own_port, port): (u32, u32),
+    (own_port, port, is_privileged): (u32, u32, bool),
 ) -> (UnixStream, u8) {
     let called = stand.begin_from(from, id).recv_timeout(PATIENCE);
     let guest: UnixStream = blocking(called.expect("an answer").expect("put through").socket);
@@ -32,6 +32,7 @@ fn announce_as(
         destination: Destination::parse(to).expect("a destination"),
         own_port,
         port,
+        is_privileged,
     };
     write(&guest, &[&GREETING[..], &announcement.to_bytes()].concat());
     assert_eq!(read_some(&guest, 2), [5, 0]);
@@ -103,7 +104,7 @@ fn only_a_privileged_program_on_a_line_that_keeps_ports_may_announce() {
         assert_eq!(code, 7);
     }
     // Where the line does not keep ports, each has this one.
-    let (_, code) = announce_as(&egress.stand, egress.id, 0, "a.example:1", (0, 0));
+    let (_, code) = announce_as(&egress.stand, egress.id, 0, "a.example:1", (0, 0, true));
     assert_eq!(code, 7);
     // An announcement is taken back by hanging up, and there is one for a port.
     let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, "a.example:1");
@@ -128,7 +129,7 @@ fn is_ordinary(egress: &Egress) -> bool {
     read_some(&guest, 2) == [5, 0]
 }
 
-/// Ordinary programs of the guest keep no privileged one, and so no call of a run of root's, from the service.
+/// Ordinary programs of the guest keep no privileged one, such as those of root in a run, from the service. One in a run of root's is an ordinary one, too.
 #[test]
 fn ordinary_programs_leave_room_for_announced_calls() {
     let egress = egress(vec![allow(to_name("a.example"))]);
@@ -142,6 +143,13 @@ fn ordinary_programs_leave_room_for_announced_calls() {
     assert!(held.iter().flatten().all(Result::is_ok));
     let refused = begin(2019).expect("an answer");
     assert_eq!(refused.err(), Some(Reason::ServiceShare));
+    let ports = (ANNOUNCER, CALLER, false);
+    let (announcer, code) = announce_as(&egress.stand, egress.id, ANNOUNCER, "a.example:1", ports);
+    assert_eq!(code, 0);
+    let called = egress.stand.begin_from(CALLER, egress.id);
+    let refused = called.recv_timeout(PATIENCE).expect("an answer");
+    assert_eq!(refused.err(), Some(Reason::ServiceShare));
+    assert_eq!(read_some(&announcer, 10)[1], 1);
     let (announcer, code) = announce(&egress.stand, egress.id, ANNOUNCER, "a.example:1");
     assert_eq!(code, 0);
     let called = egress.stand.begin_from(CALLER, egress.id);

@@ -14,7 +14,7 @@ use wire::agent::FIRST_UNPRIVILEGED_PORT;
 use wire::destination::Destination;
 use wire::socks;
 
-use super::handshake::{self, Asked, Dialect};
+use super::handshake::{self, Asked, Dialect, Later};
 use super::{Guest, HANDSHAKE_TIMEOUT};
 use crate::proxy::relay::CircuitEnd;
 use crate::proxy::shared::InForce;
@@ -39,6 +39,8 @@ pub(crate) struct AnnouncedCall {
     /// Which announcement it is of: the port may have another by the time that this one ends.
     announcement: Arc<()>,
     destination: Destination,
+    /// Whether it is a privileged program's.
+    pub(crate) is_privileged: bool,
     /// What has become of it.
     outcome: oneshot::Sender<socks::Reply>,
 }
@@ -81,14 +83,8 @@ impl AnnouncedCall {
 
 impl Guest {
     /// Expects a call, and says what has become of it.
-    pub(super) async fn expect(
-        &self,
-        mut end: CircuitEnd,
-        destination: Destination,
-        own_port: u32,
-        port: u32,
-    ) {
-        let reply = match self.announce(&mut end, destination, own_port, port).await {
+    pub(super) async fn expect(&self, mut end: CircuitEnd, destination: Destination, later: Later) {
+        let reply = match self.announce(&mut end, destination, later).await {
             Ok(reply) => reply,
             // It has hung up, and expects no answer.
             Err(_) => return,
@@ -102,9 +98,9 @@ impl Guest {
         &self,
         end: &mut CircuitEnd,
         destination: Destination,
-        own_port: u32,
-        port: u32,
+        later: Later,
     ) -> std::io::Result<socks::Reply> {
+        let own_port = later.own_port;
         if own_port != self.source_port
             || own_port >= FIRST_UNPRIVILEGED_PORT
             || own_port == UNKNOWN_PORT
@@ -117,9 +113,10 @@ impl Guest {
             service: self.service.full_name(),
             announcement: announcement.clone(),
             destination,
+            is_privileged: later.is_privileged,
             outcome,
         };
-        let key = (self.vm.full_name(), port);
+        let key = (self.vm.full_name(), later.port);
         let announced = &self.shared.announced;
         {
             let mut calls = sys::lock(&announced.calls);
@@ -176,10 +173,7 @@ impl Guest {
         reply.put_through(Connected::with_cut(theirs, cut));
         let asked = Asked {
             destination,
-            dialect: Dialect::Announce {
-                own_port: 0,
-                port: self.source_port,
-            },
+            dialect: Dialect::Announce(Later::default()),
             early: Vec::new(),
         };
         self.carry(end, asked, reached).await;

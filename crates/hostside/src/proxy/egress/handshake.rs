@@ -34,7 +34,18 @@ pub(crate) enum Dialect {
     /// By a request that is passed on, with this head.
     Forward { head: Vec<u8> },
     /// In SOCKS, for a call that comes later, on which nothing is said.
-    Announce { own_port: u32, port: u32 },
+    Announce(Later),
+}
+
+/// A call that comes later: see [`Announcement`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Later {
+    /// The port that the announcement is said to come from.
+    pub(crate) own_port: u32,
+    /// The port that the call will come from.
+    pub(crate) port: u32,
+    /// Whether it is a privileged program's.
+    pub(crate) is_privileged: bool,
 }
 
 impl Dialect {
@@ -48,14 +59,14 @@ impl Dialect {
             Dialect::Connect => (http_connect::ESTABLISHED.to_vec(), early.to_vec()),
             // It is the server that answers.
             Dialect::Forward { head } => (Vec::new(), [head, early].concat()),
-            Dialect::Announce { .. } => (Vec::new(), early.to_vec()),
+            Dialect::Announce(_) => (Vec::new(), early.to_vec()),
         }
     }
 
     /// What the guest is answered when it is not.
     pub(crate) fn refuse(&self, error: &EgressError) -> Vec<u8> {
         match self {
-            Dialect::Socks | Dialect::Announce { .. } => error.socks().to_bytes().to_vec(),
+            Dialect::Socks | Dialect::Announce(_) => error.socks().to_bytes().to_vec(),
             Dialect::Connect | Dialect::Forward { .. } => error.http(),
         }
     }
@@ -134,10 +145,15 @@ async fn listen_to_socks(stream: &mut UnixStream, mut heard: Heard) -> io::Resul
                     destination,
                     own_port,
                     port,
+                    is_privileged,
                 } = announcement;
                 return Ok(Asked {
                     destination,
-                    dialect: Dialect::Announce { own_port, port },
+                    dialect: Dialect::Announce(Later {
+                        own_port,
+                        port,
+                        is_privileged,
+                    }),
                     early: heard.bytes.split_off(len),
                 });
             }
