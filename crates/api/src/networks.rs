@@ -49,6 +49,9 @@ pub struct NetworkInfo {
     /// Its way out, in words: `tap rd0` or `interface eth1`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
+    /// The daemon's thread that switches its frames, as `ps -L` has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread: Option<String>,
     /// How many VMs have a port in it.
     pub vms: usize,
     /// Of how many of them a VMM is connected.

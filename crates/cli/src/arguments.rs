@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use config::MAX_SPIN_MICROSECONDS;
+use config::{MAX_SPIN_MICROSECONDS, Workers, parse_workers};
 
 pub use jobs::{
     ClipboardCommand, Freeze, Lock, LogsArguments, Reboot, Shutdown, StatsArguments, Suspend, Thaw,
@@ -194,6 +194,10 @@ pub struct Serve {
     /// wake-ups, at the cost of CPU time. 0 sleeps at once, 1000 is the most [default: 100]
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(..=MAX_SPIN_MICROSECONDS))]
     pub spin: Option<u64>,
+    /// Spread networks over up to so many threads, 1 to 64, or auto: as many as the daemon has cores, at most 8. Each begins with its first network, so
+    /// that there are never more than networks. All lines share one thread of their own [default: auto]
+    #[arg(long, value_name = "NUMBER", value_parser = parse_workers)]
+    pub workers: Option<Workers>,
     /// Take so many frames from a guest's ring at a time; to measure what batches bring
     #[arg(long, value_name = "FRAMES", hide = true)]
     pub net_batch: Option<usize>,
@@ -340,7 +344,7 @@ pub struct VmRemove {
 #[command(after_help = "\
 An invalid configuration, or one that cannot be brought into force, changes nothing: everything stays as it was, and the message says what to do. VMs that were added by
 hand stay. The sockets, the CID, the limits and the number of queues of a VM that is there do not change, nor do the MTU and the uplink of a
-network, nor runtime-dir, state-dir and spin-microseconds.
+network, nor runtime-dir, state-dir, spin-microseconds and workers.
 
 Exit codes: 0 reloaded; 1 it could not be brought into force, or the daemon was started without --config and has no file to read; 2 the configuration is
 invalid.")]

@@ -10,6 +10,7 @@ use crate::hosts::Hosts;
 use crate::network::NetworkRequest;
 use crate::request::{GroupRequest, VmRequest};
 use crate::services::{Publish, Service};
+use crate::workers::Workers;
 use crate::written::Written;
 
 /// Everything that was configured, from the file and from the command line, in order.
@@ -25,6 +26,8 @@ pub struct Config {
     pub audit: Option<PathBuf>,
     /// How long the worker may look before it sleeps, if that was said.
     pub spin: Option<Duration>,
+    /// Over how many threads networks are spread, if that was said.
+    pub workers: Option<Workers>,
     /// The socket of the keeper, if there is one.
     pub keeper: Option<PathBuf>,
     /// Users of the control socket beside the daemon's own user.
@@ -57,6 +60,7 @@ impl Config {
         self.state_dir = later.state_dir.or(self.state_dir.take());
         self.audit = later.audit.or(self.audit.take());
         self.spin = later.spin.or(self.spin.take());
+        self.workers = later.workers.or(self.workers.take());
         self.keeper = later.keeper.or(self.keeper.take());
         if later.control != ControlGroups::default() {
             self.control = later.control;

@@ -87,6 +87,7 @@ impl Source<'_> {
                 .read("sandbox-paths", Source::paths)?
                 .unwrap_or_default(),
             spin: keys.read("spin-microseconds", Source::spin)?,
+            workers: keys.read("workers", Source::workers)?,
             keeper: keys.read("keeper", Source::path)?,
             files: Vec::new(),
         };

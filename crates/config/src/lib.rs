@@ -45,6 +45,7 @@ mod users;
 mod vm;
 mod whole;
 mod windows;
+mod workers;
 mod written;
 
 #[cfg(test)]
@@ -91,4 +92,5 @@ pub use users::load_name_services;
 pub use users::{group_words, groups_of, parse_user, parse_user_group};
 pub use whole::check_whole;
 pub use windows::{MAX_WINDOWS, MAX_WINDOWS_OF_ALL, WindowsSpec, parse_windows};
+pub use workers::{MAX_WORKERS, Workers, parse_workers};
 pub use written::Written;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::directories::{default_runtime_dir, default_state_dir};
 use crate::input::InputError;
-use crate::{Config, ConfigError, ControlGroups, DEFAULT_SPIN};
+use crate::{Config, ConfigError, ControlGroups, DEFAULT_SPIN, Workers};
 
 /// What a configuration says that holds for as long as the daemon runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Settings {
     pub keeper: Option<PathBuf>,
     /// How long the worker polls before it sleeps.
     pub spin: Duration,
+    /// Over how many threads networks are spread.
+    pub workers: Workers,
     /// Users of the control socket beside the daemon's own user.
     pub control: ControlGroups,
 }
@@ -44,6 +46,7 @@ impl Settings {
                 .map(std::path::absolute)
                 .transpose()?,
             spin: config.spin.unwrap_or(DEFAULT_SPIN),
+            workers: config.workers.unwrap_or_default(),
             control: config.control,
         })
     }
@@ -75,6 +78,9 @@ impl Settings {
         if wanted.spin != self.spin {
             let was = self.spin.as_micros().to_string();
             return Err(fixed("spin-microseconds", was));
+        }
+        if wanted.workers != self.workers {
+            return Err(fixed("workers", self.workers.to_string()));
         }
         if wanted.control != self.control {
             let of = |group: Option<u32>| group.map_or("none".to_owned(), |id| id.to_string());

@@ -72,6 +72,7 @@ fn a_file_says_everything_that_can_be_said() {
         r#"
         runtime-dir = "state"
         spin-microseconds = 1_000
+        workers = 2
 
         [[vm]]
         name = "web"
@@ -100,6 +101,7 @@ fn a_file_says_everything_that_can_be_said() {
         Some(Path::new("/etc/ringdown/state"))
     );
     assert_eq!(config.spin, Some(Duration::from_millis(1)));
+    assert_eq!(config.workers, Some(Workers::Number(2)));
     let web = VmRequest {
         cid: Some(16),
         vmm: VmmSocket::Vsock(Some("/run/web.vhost".into())),
@@ -112,12 +114,12 @@ fn a_file_says_everything_that_can_be_said() {
         ..VmRequest::named("web")
     };
     assert_eq!(config.vms[0].value, web);
-    assert_eq!(config.vms[0].place, "ringdown.toml: line 5, column 9");
+    assert_eq!(config.vms[0].place, "ringdown.toml: line 6, column 9");
     assert_eq!(config.vms[1].value, VmRequest::named("db"));
     let rules: Vec<_> = config.allows.into_iter().map(|rule| rule.value).collect();
     let (web, any) = (
-        "ringdown.toml: line 15, column 9",
-        "ringdown.toml: line 20, column 9",
+        "ringdown.toml: line 16, column 9",
+        "ringdown.toml: line 21, column 9",
     );
     assert_eq!(
         rules,
@@ -274,6 +276,18 @@ fn each_bad_line_of_a_file_is_refused_with_its_place_and_remedy() {
         (
             "spin-microseconds = \"fast\"",
             "\"spin-microseconds\" must be a whole number",
+        ),
+        (
+            "workers = 0",
+            "workers cannot be 0: use a whole number from 1 to 64",
+        ),
+        (
+            "workers = 65",
+            "workers cannot be 65: use a whole number from 1 to 64",
+        ),
+        (
+            "workers = \"2\"",
+            "\"workers\" must be \"auto\" or a whole number, found string",
         ),
         ("runtime-dir = 3", "\"runtime-dir\" must be a string"),
         (

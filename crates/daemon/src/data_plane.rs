@@ -12,7 +12,7 @@ use policy::{Policy, full_name};
 use vsock::Reason;
 
 use crate::events::{CallNotes, observer};
-use crate::net::NetThread;
+use crate::net::NetThreads;
 use crate::serve::{Started, Surroundings};
 use crate::worker::{Wiring, Worker};
 use hostside::audit::{AuditDecision, AuditRecord, AuditRule};
@@ -24,6 +24,7 @@ use windows::switchboard::Switchboard;
 
 /// Starts a worker, a proxy and a switchboard that know each other. While guests and programs answer quickly, the worker looks for up to
 /// `spin` before it sleeps. Of frames it takes up to `net_batch` from a ring at a time, or as many as is best.
+/// Networks are spread over up to `workers` threads.
 ///
 /// # Errors
 /// When the system has no threads or descriptors left.
@@ -33,6 +34,7 @@ pub fn start(
     memory: TcpMemory,
     spin: Duration,
     net_batch: Option<usize>,
+    workers: usize,
 ) -> io::Result<Started> {
     let Surroundings {
         arrivals,
@@ -67,7 +69,7 @@ pub fn start(
     switchboard.set_plane(worker.clone());
     Ok(Started {
         worker,
-        net: Arc::new(NetThread::new(spin, net_batch, keeper)),
+        net: Arc::new(NetThreads::new(workers, spin, net_batch, keeper)),
         offers: Arc::new(ProxyOffers {
             proxy: Arc::new(proxy),
         }),

@@ -6,6 +6,9 @@
 mod apply;
 mod change;
 mod counters;
+mod error;
+mod homes;
+mod status;
 mod worker;
 
 use std::fmt;
@@ -24,13 +27,15 @@ use runtime::directory::RuntimeError;
 
 pub use change::{NetChange, NetFault, PlacedPort};
 pub use counters::{refused_counters, switch_counters};
-pub use worker::NetThread;
+pub use worker::NetThreads;
 
 /// What the worker knows about a network at the moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkStatus {
     /// Its full name.
     pub name: String,
+    /// The name of the thread that switches its frames.
+    pub thread: String,
     /// Its ports: those of VMs, and those of the station and the uplink.
     pub ports: Vec<PortStatus>,
     /// What has happened in it since it was added, and is no port's.
@@ -129,7 +134,7 @@ pub enum NetError {
 /// The switching part of the data plane as the control plane sees it. Every method may be called from any thread and returns soon.
 /// Networks and VMs are named by their full names.
 pub trait NetWorker: Send + Sync + 'static {
-    /// Opens what a change adds, and holds all frames of all networks until the commit that is returned is called, which makes the rest of the change before any
+    /// Opens what a change adds, and holds all frames of the networks that it touches, and of those on the same threads, until the commit that is returned is called, which makes the rest of the change before any
     /// frame passes, or dropped, which undoes it. To call it does not wait; [`settle`](Self::settle) does. Ports that cannot be opened are left out, and
     /// it is returned why.
     ///

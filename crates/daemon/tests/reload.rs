@@ -57,6 +57,7 @@ impl House {
                 TcpMemory::default(),
                 Duration::ZERO,
                 None,
+                2,
             )
         };
         let daemon = Daemon::start(Box::new(read), Box::new(start)).expect("the daemon starts");

@@ -50,6 +50,7 @@ use policy::Time;
 use slab::Slab;
 use thiserror::Error;
 
+pub use self::handover::NetLedger;
 pub use self::model::MAX_QUEUE_PAIRS;
 pub use self::moderation::ModerationSetting;
 pub use self::port::PortCounters;
@@ -226,13 +227,9 @@ impl NetFabric {
     }
 
     /// Keeps VMMs' connections for a successor, and goes on with what a predecessor kept, in networks that are made from now on.
-    ///
-    /// # Errors
-    /// When what is kept is a later version's, or there is no memory to write in.
-    pub fn set_keeper(&mut self, keeper: Arc<Keeper>) -> io::Result<()> {
-        self.handover = Handover::of(&keeper)?;
-        self.keeper = Some(keeper);
-        Ok(())
+    pub fn set_ledger(&mut self, ledger: NetLedger) {
+        self.keeper = Some(ledger.keeper.clone());
+        self.handover = Handover::of(ledger);
     }
 
     /// Ports that are added from now on have these sockets, as far as they are among them; what is left of those that were set before is gone.

@@ -272,6 +272,7 @@ impl NetWorker for FakeNet {
             let ports = network.ports.values().map(|port| port.status.clone());
             NetworkStatus {
                 name: name.clone(),
+                thread: "net".to_owned(),
                 ports: ports.chain([station]).collect(),
                 counters: Counters::from([("station_frames", 0)]),
             }

@@ -143,6 +143,7 @@ fn network_in_words(details: &NetworkDetails) -> String {
         ("names", format!("NAME.{}", network.dns_domain)),
         ("answers", answers),
         ("uplink", or_dash(uplink.as_ref())),
+        ("thread", or_dash(network.thread.as_ref())),
     ];
     let facts = facts.map(|(name, value)| vec![format!("{name}:"), value]);
     let mut text = table(&facts);
@@ -267,7 +268,7 @@ mod tests {
         let details = serde_json::json!({
             "name": "lan", "domain": "default", "mtu": 1500, "mac": "02:00:00:01:00:00", "ipv4": "10.64.0.1/24",
             "dns_domain": "lan", "dhcp": true, "dns": true, "router_advertisements": false, "uplink": "tap rd0",
-            "gateway": "10.64.0.2", "vms": 1, "attached": 1, "counters": { "received_frames": 7 },
+            "gateway": "10.64.0.2", "thread": "net-2", "vms": 1, "attached": 1, "counters": { "received_frames": 7 },
             "ports": [
                 {
                     "kind": "vm", "vm": "web", "attached": true, "driver_ready": true, "link_up": true,
@@ -299,6 +300,7 @@ mod tests {
              names:    NAME.lan\n\
              answers:  DHCP, DNS\n\
              uplink:   tap rd0, gateway 10.64.0.2\n\
+             thread:   net-2\n\
              \n\
              PORT       MAC                IPV4       VLAN  LINK  VMM      RECEIVED  SENT  REFUSED  DROPPED  INTERRUPTS  KICKS\n\
              web        02:00:00:01:00:03  10.64.0.3  1     up    running  7         5     2        -        3 (2)       -\n\

@@ -57,6 +57,7 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
         note_runtime_dir(written);
     }
     // Before the sandbox, where these cannot be read.
+    let workers = config.workers.unwrap_or_default().most();
     let (ports, memory) = (LocalPorts::of_host(), TcpMemory::of_host());
     let _flushed = FlushAtEnd;
     let ended = daemon::serve::serve(
@@ -64,7 +65,7 @@ pub fn run(runtime_dir: Option<PathBuf>, options: Serve) -> Result<(), Failure> 
         read,
         &sandbox,
         Box::new(move |surroundings| {
-            daemon::data_plane::start(surroundings, ports, memory, spin, net_batch)
+            daemon::data_plane::start(surroundings, ports, memory, spin, net_batch, workers)
         }),
         io::stdout(),
     );
@@ -130,6 +131,7 @@ fn configuration(
             .map(|path| directory.join(path))
             .collect(),
         spin: options.spin.map(Duration::from_micros),
+        workers: options.workers,
         keeper: options.keeper.as_ref().map(|path| directory.join(path)),
         networks: networks.collect::<Result<_, _>>()?,
         vms: vms.collect::<Result<_, _>>()?,

@@ -209,6 +209,7 @@ fn network(vms: usize, spec: &NetworkSpec, status: Option<&NetworkStatus>) -> Ne
         pool: station.pool.as_ref().map(range),
         gateway: station.gateway,
         uplink: spec.uplink.as_ref().map(|uplink| uplink.device.to_string()),
+        thread: status.map(|status| status.thread.clone()),
         vms,
         attached: of_vms().filter(|port| port.attached).count(),
         counters: sums(of_network.into_iter().chain(of_ports)),

@@ -8,7 +8,7 @@ use device::net::{ModerationSetting, NetFabric, NetPortConfig};
 use l2::bridge::PortConfig;
 use l2::{Host, Ipv4Settings, StationConfig};
 
-use super::worker::net_error;
+use super::error::net_error;
 use super::{NetChange, NetFault, PlacedPort};
 
 type Result<T> = std::result::Result<T, device::net::NetError>;

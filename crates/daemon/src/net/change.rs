@@ -123,6 +123,23 @@ impl NetChange {
         self
     }
 
+    /// What of it is about some networks.
+    pub(crate) fn part(&self, is_of: impl Fn(&str) -> bool) -> NetChange {
+        let of_spec = |spec: &NetworkSpec| is_of(&spec.full_name());
+        let of_port = |placed: &PlacedPort| is_of(&placed.port.network);
+        let mut part = self.clone();
+        part.added_networks.retain(of_spec);
+        part.changed_networks.retain(of_spec);
+        part.added_uplinks.retain(of_spec);
+        part.kept_uplinks.retain(|name| is_of(name));
+        part.removed_networks.retain(|name| is_of(name));
+        part.added_ports.retain(of_port);
+        part.changed_ports.retain(of_port);
+        part.removed_ports.retain(|port| is_of(&port.network));
+        part.hosts.retain(|(name, _)| is_of(name));
+        part
+    }
+
     /// Whether there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
         let NetChange {

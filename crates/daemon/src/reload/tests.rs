@@ -285,6 +285,12 @@ fn what_cannot_be_taken_leaves_everything_as_it_was_and_says_so() {
             "\"spin-microseconds\" cannot change while the daemon runs: put it back to \"100\"",
         ),
         (
+            "workers = 2".to_owned(),
+            409,
+            "reload-failed",
+            "\"workers\" cannot change while the daemon runs: put it back to \"auto\"",
+        ),
+        (
             with("[[publish]]\nname = \"refused\"\nlisten = \"tcp:127.0.0.1:1\"\nto = \"web:1\""),
             409,
             "reload-failed",

@@ -12,6 +12,7 @@ fn settings(directory: &Path) -> Settings {
         state_dir: directory.join("state"),
         keeper: None,
         spin: Duration::ZERO,
+        workers: Default::default(),
         control: Default::default(),
     }
 }

@@ -67,6 +67,7 @@ impl House {
                 TcpMemory::default(),
                 Duration::ZERO,
                 None,
+                2,
             )
         };
         let daemon = Daemon::start(Box::new(read), Box::new(start)).unwrap();

@@ -1,10 +1,13 @@
 //! What a daemon after this one goes on with: which port uses which address, and which links are down. Another guest could take an address
 //! otherwise before its owner has said anything.
 //!
-//! It is written down ([`guestmem::journal`]) before any frame is passed on that was judged by it.
+//! It is written down ([`guestmem::journal`]) before any frame is passed on that was judged by it. There is one such *ledger*, for the fabrics of all threads, so
+//! that it means the same to a next daemon that spreads its networks otherwise. It is locked for the addresses of a batch that have other users than
+//! before, and for nothing else: a guest that uses new addresses all the time delays others that do, for as long as those take to be written.
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guestmem::crash::{self, Point};
@@ -52,19 +55,37 @@ enum About {
     Link(usize, PortId),
 }
 
-/// What a fabric writes down, and what another has written down before.
-#[derive(Debug, Default)]
-pub(super) struct Handover {
-    journal: Option<Journal>,
+/// What the daemon's networks are written down in, for the next one.
+#[derive(Debug, Clone)]
+pub struct NetLedger {
+    pub(super) keeper: Arc<Keeper>,
+    pages: Arc<Mutex<Pages>>,
+}
+
+#[derive(Debug)]
+struct Pages {
+    journal: Journal,
     /// Of the networks and ports of the daemon before, with where it is written down.
     before: HashMap<Place, Vec<(usize, Known)>>,
+    /// Places that are free again, and the first that never was in use.
+    free: Vec<usize>,
+    next: usize,
+}
+
+/// What a fabric has written down, and is to write down.
+#[derive(Debug, Default)]
+pub(super) struct Handover {
+    ledger: Option<NetLedger>,
+    /// Places that are to be free, in the same moment in which what is said there counts elsewhere.
+    erased: Vec<usize>,
+    /// Something was written that does not count yet.
+    is_touched: bool,
     /// Networks of which something was inherited that is yet to be written anew.
     inherited: Vec<usize>,
     /// Where what is in force is written down.
     places: HashMap<About, usize>,
-    /// Places that are free again, and the first that never was in use.
-    free: Vec<usize>,
-    next: usize,
+    /// What was not inherited when the daemon had started is forgotten.
+    has_forgotten: bool,
 }
 
 impl Known {
@@ -91,73 +112,91 @@ impl Known {
     }
 }
 
-impl Handover {
+impl NetLedger {
     /// Finds what a predecessor has left with this keeper, or begins anew.
-    pub(super) fn of(keeper: &Keeper) -> io::Result<Handover> {
-        let mut handover = Handover::default();
-        match JOURNAL.of_before(keeper)? {
-            Some(journal) => handover.read(journal),
-            None => handover.journal = Some(JOURNAL.create(keeper)?),
+    ///
+    /// # Errors
+    /// When what is kept is a later version's, or there is no memory to write in.
+    pub fn of(keeper: Arc<Keeper>) -> io::Result<NetLedger> {
+        let pages = match JOURNAL.of_before(&keeper)? {
+            Some(journal) => Pages::read(journal),
+            None => Pages::of(JOURNAL.create(&keeper)?),
+        };
+        let pages = Arc::new(Mutex::new(pages));
+        Ok(NetLedger { keeper, pages })
+    }
+}
+
+impl Pages {
+    fn of(journal: Journal) -> Pages {
+        Pages {
+            next: journal.written(),
+            journal,
+            before: HashMap::new(),
+            free: Vec::new(),
         }
-        Ok(handover)
     }
 
     /// Takes over what is written down. It counts until its port has inherited it.
-    fn read(&mut self, journal: Journal) {
-        self.next = journal.written();
-        for place in 0..self.next {
-            let bytes = journal.read(place);
+    fn read(journal: Journal) -> Pages {
+        let mut pages = Pages::of(journal);
+        for place in 0..pages.next {
+            let bytes = pages.journal.read(place);
             let record = bytes.as_deref().map(postcard::from_bytes::<Record<'_>>);
             let Some(Ok(Record { network, vm, known })) = record else {
-                self.free.push(place);
+                pages.free.push(place);
                 continue;
             };
             let port = (network.to_owned(), vm.map(str::to_owned));
-            self.before.entry(port).or_default().push((place, known));
+            pages.before.entry(port).or_default().push((place, known));
         }
-        self.journal = Some(journal);
+        pages
     }
 
     fn erase(&mut self, place: usize) {
-        if let Some(journal) = &mut self.journal {
-            journal.write(place, &[]);
-            self.free.push(place);
+        self.journal.write(place, &[]);
+        self.free.push(place);
+    }
+
+    /// Writes a record, at this place if it has one, and returns where it is, if there was room.
+    fn write(&mut self, place: Option<usize>, record: &[u8]) -> Option<usize> {
+        let place = place.or_else(|| self.free.pop()).unwrap_or(self.next);
+        let is_written = self.journal.write(place, record);
+        is_written.then(|| {
+            self.next = self.next.max(place + 1);
+            place
+        })
+    }
+}
+
+impl Handover {
+    pub(super) fn of(ledger: NetLedger) -> Handover {
+        Handover {
+            ledger: Some(ledger),
+            ..Handover::default()
         }
     }
 
     pub(super) fn is_in_use(&self) -> bool {
-        self.journal.is_some()
+        self.ledger.is_some()
     }
 
     /// Writes down what is known of something, or that nothing is.
-    fn write(&mut self, about: About, record: Option<Record<'_>>) {
-        let Some(journal) = &mut self.journal else {
-            return;
-        };
+    fn write(&mut self, pages: &mut Pages, about: About, record: Option<Record<'_>>) {
         let mut room = [0; MAX_RECORD_BYTES];
         let bytes = record.and_then(|record| postcard::to_slice(&record, &mut room).ok());
+        self.is_touched = true;
         match (bytes, self.places.get(&about).copied()) {
-            (Some(bytes), Some(place)) => {
-                journal.write(place, bytes);
-            }
-            (Some(bytes), None) => {
-                let place = self.free.pop().unwrap_or(self.next);
-                if journal.write(place, bytes) {
-                    self.next = self.next.max(place + 1);
+            (Some(bytes), place) => {
+                if let Some(place) = pages.write(place, bytes) {
                     self.places.insert(about, place);
                 }
             }
             (None, Some(place)) => {
                 self.places.remove(&about);
-                self.erase(place);
+                pages.erase(place);
             }
             (None, None) => {}
-        }
-    }
-
-    fn commit(&mut self) {
-        if let Some(journal) = &mut self.journal {
-            journal.commit();
         }
     }
 }
@@ -165,14 +204,18 @@ impl Handover {
 impl NetFabric {
     /// Has a new port go on with what a port of the same place had in the daemon before. Returns whether its link is up.
     pub(super) fn inherit(&mut self, network: usize, id: PortId, vm: Option<&str>) -> bool {
+        let Some(ledger) = &self.handover.ledger else {
+            return true;
+        };
         let place = (self.networks[network].name.clone(), vm.map(str::to_owned));
+        let before = sys::lock(&ledger.pages).before.remove(&place);
+        let before = before.unwrap_or_default();
         let mut is_up = true;
-        let before = self.handover.before.remove(&place).unwrap_or_default();
         if !before.is_empty() {
             self.handover.inherited.push(network);
         }
         for (place, known) in before {
-            self.handover.erase(place);
+            self.handover.erased.push(place);
             crash::point(Point::TakeOver);
             match known.used() {
                 Some((used, kept)) => {
@@ -187,62 +230,83 @@ impl NetFabric {
 
     /// Forgets what was written down of ports that are not there any more, once the daemon has started.
     fn forget_before(&mut self) {
-        let has_started = self.keeper.as_ref().is_some_and(|keeper| keeper.runs());
-        if has_started && !self.handover.before.is_empty() {
-            let before = std::mem::take(&mut self.handover.before);
-            for (place, _) in before.into_values().flatten() {
-                self.handover.erase(place);
-            }
+        let handover = &mut self.handover;
+        let Some(ledger) = &handover.ledger else {
+            return;
+        };
+        if !handover.has_forgotten && ledger.keeper.runs() {
+            handover.has_forgotten = true;
+            let before = std::mem::take(&mut sys::lock(&ledger.pages).before);
+            let gone = before.into_values().flatten().map(|(place, _)| place);
+            handover.erased.extend(gone);
         }
     }
 
     /// Writes down which addresses of a network have other users than before. Called before its frames are passed on.
     pub(super) fn note_used(&mut self, index: usize) {
         if self.handover.is_in_use() {
-            self.note_changed(index);
-            self.commit_noted();
+            self.commit_noted(Some(index));
         }
     }
 
-    /// Has all count that was written down. What was inherited is written anew in the same moment in which it does not count any more where it was.
-    fn commit_noted(&mut self) {
-        while let Some(index) = self.handover.inherited.pop() {
-            self.note_changed(index);
+    /// Has all count that is noted, and what has changed in this network. What was inherited is written anew in the same moment in which it does not count any
+    /// more where it was: fabrics of other threads have all count, too, so that nothing of it is written before.
+    fn commit_noted(&mut self, network: Option<usize>) {
+        let mut changed: Vec<(usize, Used)> = Vec::new();
+        for index in self.handover.inherited.drain(..).chain(network) {
+            if let Some(network) = self.networks.get_mut(index) {
+                changed.extend(network.bridge.take_changed().map(|used| (index, used)));
+            }
         }
-        self.handover.commit();
-    }
-
-    fn note_changed(&mut self, index: usize) {
-        let Some(network) = self.networks.get_mut(index) else {
+        let handover = &self.handover;
+        if changed.is_empty() && handover.erased.is_empty() && !handover.is_touched {
+            return;
+        }
+        let Some(ledger) = handover.ledger.clone() else {
             return;
         };
-        let changed: Vec<Used> = network.bridge.take_changed().collect();
-        for used in &changed {
-            let user = network.bridge.user(self.now, used);
-            let record = user.and_then(|(id, kept)| {
-                let vm = match network.behind(id)? {
-                    Behind::Guest(number) => Some(self.ports.get(number)?.vm.as_str()),
-                    Behind::Uplink => None,
-                    Behind::Station => return None,
-                };
-                let known = Known::of(used, kept);
-                let network = &network.name;
-                Some(Record { network, vm, known })
-            });
-            self.handover.write(About::Used(index, *used), record);
+        let mut pages = sys::lock(&ledger.pages);
+        for place in self.handover.erased.drain(..) {
+            pages.erase(place);
         }
+        for (index, used) in changed {
+            self.write_user(&mut pages, index, &used);
+        }
+        self.handover.is_touched = false;
+        pages.journal.commit();
+    }
+
+    /// Writes down who uses an address.
+    fn write_user(&mut self, pages: &mut Pages, index: usize, used: &Used) {
+        let network = &self.networks[index];
+        let user = network.bridge.user(self.now, used);
+        let record = user.and_then(|(id, kept)| {
+            let vm = match network.behind(id)? {
+                Behind::Guest(number) => Some(self.ports.get(number)?.vm.as_str()),
+                Behind::Uplink => None,
+                Behind::Station => return None,
+            };
+            let known = Known::of(used, kept);
+            let network = &network.name;
+            Some(Record { network, vm, known })
+        });
+        self.handover
+            .write(pages, About::Used(index, *used), record);
     }
 
     /// Writes down what has changed beside what frames have: ports and links, and what is not inherited.
     pub(super) fn note_rest(&mut self) {
         if self.handover.is_in_use() {
             self.forget_before();
-            self.commit_noted();
+            self.commit_noted(None);
         }
     }
 
     /// Writes down that a port's link was taken down, or is up.
     pub(super) fn note_link(&mut self, number: usize, is_up: bool) {
+        let Some(ledger) = self.handover.ledger.clone() else {
+            return;
+        };
         let port = &self.ports[number];
         let record = Record {
             network: &self.networks[port.network].name,
@@ -250,18 +314,24 @@ impl NetFabric {
             known: Known::Down,
         };
         let about = About::Link(port.network, port.id);
-        self.handover.write(about, (!is_up).then_some(record));
+        if is_up && !self.handover.places.contains_key(&about) {
+            return;
+        }
+        let mut pages = sys::lock(&ledger.pages);
+        self.handover
+            .write(&mut pages, about, (!is_up).then_some(record));
     }
 
     /// Forgets what is written down of a network.
     pub(super) fn forget_written(&mut self, index: usize) {
-        let places = self.handover.places.keys().copied();
-        let gone = places.filter(|about| match about {
-            About::Used(network, _) | About::Link(network, _) => *network == index,
+        let Handover { places, erased, .. } = &mut self.handover;
+        places.retain(|about, place| {
+            let (About::Used(network, _) | About::Link(network, _)) = about;
+            let is_gone = *network == index;
+            if is_gone {
+                erased.push(*place);
+            }
+            !is_gone
         });
-        let gone: Vec<About> = gone.collect();
-        for about in gone {
-            self.handover.write(about, None);
-        }
     }
 }

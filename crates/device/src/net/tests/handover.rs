@@ -1,16 +1,19 @@
 //! What a fabric knows of its ports when the one before was killed.
 
+use std::iter::once;
 use std::net::Ipv6Addr;
 use std::path::Path;
 use std::sync::Arc;
 
 use etherparse::PacketBuilder;
 use guestmem::journal::SHAPE;
+use guestmem_driver::Arena;
 use keeper::{Holder, Keeper, KeeperError};
 use l2::bridge::PortConfig;
 
-use super::setup::{Driver, Guest, LAN, Setup, frame, mac};
+use super::setup::{ARENA_LEN, Driver, Guest, LAN, Setup, frame, mac};
 use crate::net::handover::{Known, Record};
+use crate::net::{NetLedger, NetPortConfig};
 
 fn keeper() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
@@ -22,14 +25,19 @@ fn keeper() -> tempfile::TempDir {
 
 /// A fabric as the next daemon has it, once the one before is gone.
 fn next(keeper: &Path) -> Setup {
+    start(keeper, |ledger| Setup::kept(ledger, once(LAN)))
+}
+
+/// What the next daemon makes when it starts.
+fn start<T>(keeper: &Path, make: impl FnOnce(&NetLedger) -> T) -> T {
     loop {
         match Keeper::attach(&keeper.join("keeper")) {
             Err(KeeperError::Busy { .. }) => std::thread::yield_now(),
             attached => {
                 let keeper = Arc::new(attached.unwrap());
-                let setup = Setup::kept(keeper.clone());
+                let made = make(&NetLedger::of(keeper.clone()).unwrap());
                 keeper.run();
-                return setup;
+                return made;
             }
         }
     }
@@ -53,7 +61,7 @@ fn refused(setup: &mut Setup, guest: &mut Guest, frame: &[u8]) -> u64 {
     let name = guest.name.clone();
     let of_port = |setup: &Setup| {
         let networks = setup.fabric.networks();
-        let mut ports = networks[0].ports.iter();
+        let mut ports = networks.iter().flat_map(|network| &network.ports);
         let port = ports.find(|port| port.vm == name).unwrap();
         port.bridge.refused_total()
     };
@@ -152,6 +160,153 @@ fn a_network_that_is_removed_leaves_nothing() {
     learning(&mut setup, 1);
     let bridge = &setup.fabric.networks[0].bridge;
     assert_eq!(bridge.ipv6_bindings(setup.fabric.now).count(), 0);
+}
+
+const NETWORKS: [&str; 3] = ["lan", "dmz", "lab"];
+
+/// Three guests of each network have these numbers.
+const VICTIM: usize = 1;
+const THIEF: usize = 2;
+const OFF: usize = 3;
+
+/// The fabrics of so many threads, each with every so manieth network.
+fn fabrics(ledger: &NetLedger, threads: usize) -> Vec<Setup> {
+    let networks = |thread| NETWORKS.into_iter().skip(thread).step_by(threads);
+    let threads = 0..threads;
+    threads
+        .map(|thread| Setup::kept(ledger, networks(thread)))
+        .collect()
+}
+
+fn port(setup: &Setup, network: usize, which: usize) -> NetPortConfig {
+    let (kind, driver) = (PortConfig::learning_guest(), Driver::default());
+    NetPortConfig {
+        network: NETWORKS[network].to_owned(),
+        ..setup.port_config((10 * network + which) as u8, kind, &driver)
+    }
+}
+
+fn guest_of(setup: &mut Setup, network: usize, which: usize) -> Guest {
+    let config = port(setup, network, which);
+    setup.fabric.add_port(config).unwrap();
+    let arena = Arc::new(Arena::new(ARENA_LEN).unwrap());
+    let (name, number) = (NETWORKS[network], (10 * network + which) as u8);
+    setup.guest_of(name, number, Driver::default(), arena)
+}
+
+/// Has a guest of each network use an address, the same in all of them, and takes a link down.
+fn use_addresses(setups: &mut [Setup], address: Ipv6Addr) {
+    for network in 0..NETWORKS.len() {
+        let setup = &mut setups[network % setups.len()];
+        let mut victim = guest_of(setup, network, VICTIM);
+        let off = guest_of(setup, network, OFF).name;
+        let datagram = datagram(victim.mac.0[5], address);
+        assert_eq!(refused(setup, &mut victim, &datagram), 0);
+        let name = NETWORKS[network];
+        setup.fabric.set_link(name, &off, false).unwrap();
+    }
+}
+
+/// Whether a network knows what [`use_addresses`] made known.
+fn assert_known(setup: &mut Setup, network: usize, address: Ipv6Addr) {
+    let mut thief = guest_of(setup, network, THIEF);
+    let mut victim = guest_of(setup, network, VICTIM);
+    let number = |guest: &Guest| guest.mac.0[5];
+    let theft = [
+        frame(mac(9), victim.mac, 60),
+        datagram(number(&thief), address),
+    ];
+    for stolen in theft {
+        assert_eq!(
+            refused(setup, &mut thief, &stolen),
+            1,
+            "{}",
+            NETWORKS[network]
+        );
+    }
+    let own = datagram(number(&victim), address);
+    assert_eq!(refused(setup, &mut victim, &own), 0);
+}
+
+/// Whether a port that is added now has its link up.
+fn is_link_up(setup: &mut Setup, network: usize) -> bool {
+    let config = port(setup, network, OFF);
+    let vm = config.vm.clone();
+    setup.fabric.add_port(config).unwrap();
+    let shown = setup.fabric.network(NETWORKS[network]).unwrap();
+    let port = shown.ports.iter().find(|port| port.vm == vm);
+    port.unwrap().link
+}
+
+#[test]
+fn a_daemon_with_other_threads_knows_what_is_in_use_in_every_network() {
+    let address: Ipv6Addr = "fd00::50".parse().unwrap();
+    for (before, after) in [(1, 2), (2, 1), (2, 3), (3, 2)] {
+        let keeper = keeper();
+        let mut setups = start(keeper.path(), |ledger| fabrics(ledger, before));
+        use_addresses(&mut setups, address);
+        drop(setups);
+        // Twice: the second goes on with what the first has inherited.
+        for threads in [after, before] {
+            let mut setups = start(keeper.path(), |ledger| {
+                let mut setups = fabrics(ledger, threads);
+                for network in 0..NETWORKS.len() {
+                    let setup = &mut setups[network % threads];
+                    assert_known(setup, network, address);
+                    assert!(!is_link_up(setup, network));
+                }
+                setups
+            });
+            setups.iter_mut().for_each(Setup::settle);
+        }
+    }
+}
+
+#[test]
+fn what_was_not_inherited_is_forgotten_by_all_threads() {
+    let address: Ipv6Addr = "fd00::50".parse().unwrap();
+    let keeper = keeper();
+    let mut setups = start(keeper.path(), |ledger| fabrics(ledger, 2));
+    use_addresses(&mut setups, address);
+    drop(setups);
+    // Without ports.
+    let mut setups = start(keeper.path(), |ledger| fabrics(ledger, 2));
+    setups.iter_mut().for_each(Setup::settle);
+    drop(setups);
+    let mut setups = start(keeper.path(), |ledger| fabrics(ledger, 1));
+    for network in 0..NETWORKS.len() {
+        assert!(is_link_up(&mut setups[0], network));
+        let mut other = guest_of(&mut setups[0], network, THIEF);
+        let datagram = datagram(other.mac.0[5], address);
+        assert_eq!(refused(&mut setups[0], &mut other, &datagram), 0);
+    }
+}
+
+/// What a thread has inherited counts where it was, until all of it is written anew, whatever another thread has count meanwhile.
+#[test]
+fn a_thread_has_nothing_count_that_another_has_half_done() {
+    let address: Ipv6Addr = "fd00::50".parse().unwrap();
+    let keeper = keeper();
+    let mut setups = start(keeper.path(), |ledger| fabrics(ledger, 3));
+    use_addresses(&mut setups, address);
+    drop(setups);
+    let setups = start(keeper.path(), |ledger| {
+        let mut setups = fabrics(ledger, 3);
+        assert!(!is_link_up(&mut setups[1], 1));
+        let victim = port(&setups[1], 1, VICTIM);
+        setups[1].fabric.add_port(victim).unwrap();
+        assert_known(&mut setups[0], 0, address);
+        setups
+    });
+    // Killed before the second has had a turn.
+    drop(setups);
+    start(keeper.path(), |ledger| {
+        let mut setup = fabrics(ledger, 1).remove(0);
+        for network in 0..NETWORKS.len() {
+            assert!(!is_link_up(&mut setup, network));
+            assert_known(&mut setup, network, address);
+        }
+    });
 }
 
 /// What records look like in each shape: of either kind of address, and of a link.

@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use guestmem::guest::{GuestMemory, Range, RegionSpec};
 use guestmem_driver::{Arena, DriverQueue};
-use keeper::Keeper;
 use l2::bridge::{BridgeLimits, PortConfig};
 use rustix::event::{EventfdFlags, eventfd};
 use wire::ethernet::MacAddress;
 use wire::net_header::{NET_HEADER_LEN, NetHeader};
 
 use crate::frontend::{Answer, Message, Request, RingStart};
-use crate::net::{ModerationSetting, NetFabric, NetPortConfig, PortCounters};
+use crate::net::{ModerationSetting, NetFabric, NetLedger, NetPortConfig, PortCounters};
 
 /// The ring on which a guest with one pair receives, and the one on which it sends.
 pub(super) const RECEIVE: usize = 0;
@@ -48,7 +47,7 @@ pub(super) const MERGEABLE: u64 = 1 << 15;
 pub(super) const LAN: &str = "lan";
 
 /// Of a guest's memory, in bytes. Only what is used takes up any.
-const ARENA_LEN: usize = 128 << 20;
+pub(super) const ARENA_LEN: usize = 128 << 20;
 
 /// Room for a frame that is sent, with gaps between its pieces, in bytes.
 const SENT_LEN: usize = 96 << 10;
@@ -186,15 +185,24 @@ impl Setup {
         Setup::of(NetFabric::new().unwrap(), limits)
     }
 
-    /// A network of a daemon that goes on with what this keeper has.
-    pub(super) fn kept(keeper: Arc<Keeper>) -> Setup {
+    /// Networks of a daemon that goes on with what is written down here.
+    pub(super) fn kept<'a>(ledger: &NetLedger, networks: impl Iterator<Item = &'a str>) -> Setup {
         let mut fabric = NetFabric::new().unwrap();
-        fabric.set_keeper(keeper).unwrap();
-        Setup::of(fabric, BridgeLimits::default())
+        fabric.set_ledger(ledger.clone());
+        for network in networks {
+            fabric
+                .add_network(network, BridgeLimits::default())
+                .unwrap();
+        }
+        Setup::around(fabric)
     }
 
     fn of(mut fabric: NetFabric, limits: BridgeLimits) -> Setup {
         fabric.add_network(LAN, limits).unwrap();
+        Setup::around(fabric)
+    }
+
+    fn around(fabric: NetFabric) -> Setup {
         // Where sockets are removed at once, as in the runtime directory.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(mode).tempdir();

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use device::net::{ModerationSetting, NetFabric, NetPortConfig};
+use device::net::{ModerationSetting, NetFabric, NetLedger, NetPortConfig};
 use etherparse::PacketBuilder;
 use keeper::Keeper;
 use l2::bridge::{BridgeLimits, Ipv6Guard, Ipv6Prefix, PortConfig};
@@ -62,7 +62,7 @@ fn port(directory: &Path, vm: &str) -> NetPortConfig {
 fn start(directory: &Path) -> (NetFabric, Arc<Keeper>) {
     let keeper = attach(directory);
     let mut fabric = NetFabric::new().unwrap();
-    fabric.set_keeper(keeper.clone()).unwrap();
+    fabric.set_ledger(NetLedger::of(keeper.clone()).unwrap());
     fabric.add_network(LAN, BridgeLimits::default()).unwrap();
     let guests = (0..GUESTS).map(|number| format!("v{number}"));
     let mut vms: Vec<String> = guests.chain([IDLE.to_owned()]).collect();
