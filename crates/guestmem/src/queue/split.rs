@@ -69,18 +69,20 @@ impl Split {
             return Err(QueueError::Size { size });
         }
         let base = setup.ring_base;
-        let next_available = u16::try_from(base).map_err(|_| QueueError::Base { base, size })?;
+        let base = u16::try_from(base).map_err(|_| QueueError::Base { base, size })?;
         let areas = Areas::new(&setup, memory)?;
         let used = areas.used.load_u16(USED_INDEX, Ordering::Acquire);
         let mut split = Split {
             setup,
-            next_available: Running::new(next_available),
-            seen_available: Running::new(next_available),
+            // Not at the base: chains that were taken before and not given back are with no one now. A VMM whose back end has died does not know
+            // how many, and Cloud Hypervisor says that all were taken.
+            next_available: Running::new(used),
+            seen_available: Running::new(used),
             next_used: Running::new(used),
             published_used: Running::new(used),
             has_published: false,
             used_flags: areas.used.load_u16(USED_FLAGS, Ordering::Relaxed) & NO_NOTIFY,
-            fresh: next_available == 0 && used == 0,
+            fresh: base == 0 && used == 0,
             in_flight: InFlight::new(size),
             areas,
             ledger: None,

@@ -175,6 +175,37 @@ fn goes_on(mut pair: Pair, base: u32) {
     assert_eq!(pair.driver.take_used(), Some((7, 9)));
 }
 
+/// A VMM whose back end has died does not know what that had taken.
+#[test]
+fn chains_that_were_taken_and_not_given_back_are_taken_again() {
+    let mut pair = Pair::new(4, true, false);
+    for token in 0..4 {
+        pair.add(token);
+    }
+    let first = pair.pop().unwrap();
+    pair.queue.complete(first, 0);
+    pair.queue.publish();
+    assert_eq!(pair.driver.take_used(), Some((0, 0)));
+    let out = pair.pop().unwrap();
+    // As many as were made available, as many as were taken, as many as were given back.
+    for ring_base in [4, 2, 1] {
+        pair.queue = Queue::new(
+            QueueSetup {
+                ring_base,
+                ..pair.driver.setup()
+            },
+            Arc::clone(&pair.memory),
+        )
+        .unwrap();
+        assert!(!pair.queue.is_fresh());
+        assert_eq!(pair.pop(), Some(out), "{ring_base}");
+        assert_eq!(pair.queue.ring_base(), 2);
+    }
+    pair.queue.complete(out, 0);
+    pair.queue.publish();
+    assert_eq!(pair.driver.take_used(), Some((1, 0)));
+}
+
 /// A hint changes nothing, whatever is asked for and whatever the driver has written.
 #[test]
 fn asking_for_chains_ahead_takes_none() {
