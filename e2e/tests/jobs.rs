@@ -6,8 +6,6 @@
 mod channels;
 #[path = "jobs/files.rs"]
 mod files;
-#[path = "jobs/flood.rs"]
-mod flood;
 #[path = "jobs/forward.rs"]
 mod forward;
 #[path = "jobs/frozen.rs"]

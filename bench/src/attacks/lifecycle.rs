@@ -7,7 +7,7 @@ use crate::frontend::{FEATURE_VERSION_1, RX, TX};
 use crate::guest::{GuestConfig, VirtualGuest};
 
 use super::scene::{Scene, assert_works};
-use super::{Attack, line_fails, nothing, refused};
+use super::{Attack, nothing, refused};
 
 pub(super) const ATTACKS: &[Attack] = &[
     nothing(
@@ -50,10 +50,9 @@ pub(super) const ATTACKS: &[Attack] = &[
         "rings are enabled and disabled 1000 times under load",
         toggles,
     ),
-    line_fails(
+    nothing(
         "a-base-that-lies",
         "rings go on from an index that is not where they were",
-        "the available index went",
         lying_base,
     ),
     refused(

@@ -172,8 +172,6 @@ impl Service {
                     transport::dial_host,
                 )
             })?;
-            // What programs of the guest call here is closed faster than they call, so that it leaves room for the host. Without the right to it, it is tried.
-            let _ = sys::priority::run_first();
         }
         let mut refusals = Refusals::default();
         loop {

@@ -8,7 +8,6 @@
 //! - [`namespaces`] gives this process a network namespace of its own.
 //! - [`oom`] has programs be ended like others when memory runs out.
 //! - [`peer`] says whose program is at the other end of a UNIX socket.
-//! - [`priority`] has a thread run before others.
 //! - [`regular`] opens ordinary files alone.
 //! - [`socket_file`] makes and removes the files of UNIX sockets that listen, and says what stands in their way.
 //! - [`sockets`] sets options of sockets.
@@ -23,7 +22,6 @@ pub mod links;
 pub mod namespaces;
 pub mod oom;
 pub mod peer;
-pub mod priority;
 pub mod regular;
 pub mod socket_file;
 pub mod sockets;

@@ -3,7 +3,6 @@
 //! `probe assault NAME DIRECTORY` does it, makes the file `done` in the directory, keeps what it holds until the file `judged` is there, and ends.
 //! What becomes of its own sockets does not matter, as long as others are not harmed: the scenario judges that.
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -11,7 +10,6 @@ use anyhow::{Result, bail, ensure};
 use nix::sys::socket::SockType;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
-use wire::agent::PORT;
 
 use super::socket;
 use crate::hostile::{
@@ -20,9 +18,6 @@ use crate::hostile::{
 
 /// The host as every guest sees it.
 const HOST: u32 = 2;
-
-/// This guest as it sees itself, where `vsock_loopback` is loaded.
-const ITSELF: u32 = 1;
 
 /// Ports from here on have no listener.
 const NOBODY: u32 = 100_000;
@@ -40,7 +35,6 @@ pub(super) fn main(name: &str, directory: &Path) -> Result<()> {
         "messages-to-the-deaf" => messages_to_the_deaf()?,
         "the-same-port-again" => same_port()?,
         "flood-of-the-bystander" => flood_of_the_bystander()?,
-        "flood-of-the-agent" => flood_of_the_agent(directory),
         other => bail!("there is no assault {other}"),
     };
     std::fs::write(directory.join("done"), "")?;
@@ -60,21 +54,6 @@ fn connect_and_close(count: usize) -> Result<Held> {
         drop(stream(ECHO_PORT)?);
     }
     Ok(Vec::new())
-}
-
-/// Calls of this guest to its own agent without pause until it was judged, as any of its users can make them.
-fn flood_of_the_agent(directory: &Path) -> Held {
-    for _ in 0..4 {
-        let judged = directory.join("judged");
-        std::thread::spawn(move || {
-            let mut held = VecDeque::new();
-            while !judged.exists() {
-                held.extend(socket::dial(ITSELF, PORT, SockType::Stream, None));
-                held.drain(..held.len().saturating_sub(64));
-            }
-        });
-    }
-    Vec::new()
 }
 
 /// Dials that are neither accepted nor refused.
