@@ -8,8 +8,8 @@ use crate::line::LineSpec;
 use crate::places::{Place, place, stem_and_port};
 use crate::{Chardev, Config, ConfigError, Plan, Publish, PublishListen, Written};
 
-/// Refuses VMMs whose sockets are also another VM's, the daemon's, or where calls of a guest to the host go: the daemon would take one VMM or program for another. What
-/// stands at the path is not checked, since the VMM can change it.
+/// Refuses VMMs whose sockets are also another VM's, the daemon's, or where calls of a guest to the host go, and a socket of the daemon's where those of another guest go: the
+/// daemon would take one VMM or program for another. What stands at the path is not checked, since the VMM can change it.
 ///
 /// # Errors
 /// [`ConfigError::Input`] with the place of the VM.
@@ -48,19 +48,34 @@ fn find_shared(
     plan: &Plan,
     first: impl Iterator<Item = String>,
 ) -> Result<(), Shared> {
-    if plan.lines().all(|line| dialled(line).next().is_none()) {
-        return Ok(());
-    }
     let taken = Taken::of(publishes, plan);
     let first: Vec<&LineSpec> = first.filter_map(|name| plan.get(&name)).collect();
     for line in first.into_iter().chain(plan.lines()) {
         let vm = line.full_name();
-        for path in dialled(line) {
-            if let Some(owner) = taken.other_owner(path, &vm) {
-                let path = path.to_owned();
-                let error = InputError::DuplicatePath { path, owner };
-                return Err(Shared { vm, error });
-            }
+        let also_called =
+            dialled(line).filter_map(|path| Some((path, taken.other_owner(path, &vm)?)));
+        let beside = wire::connect::seqpacket_path(&line.host);
+        let own = line.sockets().chain([beside.as_path()]);
+        let called_there = own.filter_map(|path| {
+            let (caller, words) = taken.caller(path)?;
+            (caller != vm).then_some((path, words))
+        });
+        if let Some((path, owner)) = also_called.chain(called_there).next() {
+            let path = path.to_owned();
+            let error = InputError::DuplicatePath { path, owner };
+            return Err(Shared { vm, error });
+        }
+    }
+    for publish in publishes {
+        let PublishListen::Unix { path, .. } = &publish.value.listen else {
+            continue;
+        };
+        if let Some((caller, words)) = taken.caller(path) {
+            let owner = format!("the published port {:?}, and {words}", publish.value.name);
+            let path = path.clone();
+            let error = InputError::DuplicatePath { path, owner };
+            let vm = caller.to_owned();
+            return Err(Shared { vm, error });
         }
     }
     Ok(())
@@ -112,11 +127,7 @@ impl Taken {
             let vm = line.full_name();
             let beside = wire::connect::seqpacket_path(&line.host);
             for path in line.sockets().chain([beside.as_path()]) {
-                let place = match dialled(line).any(|called| called == path) {
-                    true => place(path),
-                    false => place(path),
-                };
-                taken.add(place, Owner::Vm(vm.clone()));
+                taken.add(place(path), Owner::Vm(vm.clone()));
             }
             let stem = line.hybrid().unwrap_or(&line.host);
             taken.stems.insert(place(stem), vm);
@@ -136,12 +147,15 @@ impl Taken {
             Owner::Vm(name) => format!("VM {name:?}"),
             Owner::Other(words) => words.clone(),
         };
-        others.next().map(in_words).or_else(|| {
-            let (stem, port) = stem_and_port(path)?;
-            let vm = self.stems.get(&place(&stem))?;
-            Some(format!(
-                "VM {vm:?} (its guest's calls to port {port} of the host)"
-            ))
-        })
+        let caller = || Some(self.caller(path)?.1);
+        others.next().map(in_words).or_else(caller)
+    }
+
+    /// The VM whose guest's calls to a port of the host go there, and that in words.
+    fn caller(&self, path: &Path) -> Option<(&str, String)> {
+        let (stem, port) = stem_and_port(path)?;
+        let vm = self.stems.get(&place(&stem))?;
+        let words = format!("VM {vm:?} (its guest's calls to port {port} of the host)");
+        Some((vm, words))
     }
 }

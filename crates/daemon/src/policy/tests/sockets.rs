@@ -251,6 +251,41 @@ fn the_socket_of_a_vmm_is_no_other_socket_by_whatever_path() {
     }
 }
 
+/// The daemon would take what a guest says to its own host for a program of the host, or for another VM.
+#[test]
+fn the_daemon_listens_for_nothing_else_where_a_guest_calls_the_host() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path();
+    let root = run.display();
+    let house =
+        format!("[[vm]]\nname = \"fc\"\nhybrid = \"{root}/v.sock\"\n[[vm]]\nname = \"web\"\n");
+    let start = |text: &str| {
+        let plan = Plan::new(run.to_owned(), Cids::default());
+        Rulebook::new(plan, &file(&format!("{house}{text}"))?)
+    };
+    let kinds = |path: &str| {
+        let path = format!("{root}/{path}");
+        [
+            format!("[[vm]]\nname = \"new\"\nhost = \"{path}\"\n"),
+            format!("[[vm]]\nname = \"new\"\nvhost-user = \"{path}\"\n"),
+            format!("[[vm]]\nname = \"new\"\nserial = \"{path}\"\n"),
+            format!("[[publish]]\nlisten = \"unix:{path}\"\nto = \"web:80\"\n"),
+        ]
+    };
+    for (path, caller) in [("v.sock_4001", "fc"), ("web.sock_4001", "web")] {
+        for text in kinds(path) {
+            let found = start(&text).expect_err(&text).to_string();
+            let words = format!("VM \"{caller}\" (its guest's calls to port 4001 of");
+            assert!(found.contains(&words), "{text}: {found}");
+        }
+    }
+    for path in ["v.sock_", "v.sock_x", "free"] {
+        for text in kinds(path) {
+            start(&text).expect(&text);
+        }
+    }
+}
+
 /// The service or the channel was there first, and led to a path without a listener.
 #[test]
 fn no_vm_is_added_at_whose_sockets_guests_are_led_by_a_service_or_a_channel() {
