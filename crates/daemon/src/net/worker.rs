@@ -239,7 +239,10 @@ impl NetWorker for NetThreads {
 
     fn set_link(&self, network: &str, vm: &str, up: bool) -> Result<(), NetError> {
         let (name, vm) = (network.to_owned(), vm.to_owned());
-        self.tell(network, move |fabric| fabric.set_link(&name, &vm, up))
+        let set = self.tell(network, move |fabric| fabric.set_link(&name, &vm, up));
+        // A socket that a port has given up is gone when the next change asks for it.
+        self.settle();
+        set
     }
 
     fn networks(&self) -> Vec<NetworkStatus> {

@@ -113,7 +113,7 @@ impl Capacity {
 #[derive(Debug, Default)]
 pub(crate) struct GuestCapacity {
     by_vm: Capacity,
-    of_ordinary: Counters,
+    of_ordinary: Arc<Counters>,
 }
 
 /// The part of its VM's share that is for privileged programs alone: one in so many.
@@ -123,7 +123,22 @@ const PRIVILEGED_PART: u32 = 4;
 #[derive(Debug)]
 pub(crate) struct GuestRoom {
     _of_vm: Room,
-    _of_ordinary: Option<Permit>,
+    of_ordinary: Option<Permit>,
+    vm: String,
+    /// What ordinary programs of the VM may have, and have.
+    share: u32,
+    ordinary: Arc<Counters>,
+}
+
+impl GuestRoom {
+    /// Counts it as an ordinary program's from now on.
+    pub(crate) fn be_ordinary(&mut self) -> Result<(), NoRoom> {
+        if self.of_ordinary.is_none() {
+            let permit = self.ordinary.take(&self.vm, self.share);
+            self.of_ordinary = Some(permit.ok_or(NoRoom::Share)?);
+        }
+        Ok(())
+    }
 }
 
 impl GuestCapacity {
@@ -135,18 +150,17 @@ impl GuestCapacity {
         share: u32,
         is_privileged: bool,
     ) -> Result<GuestRoom, NoRoom> {
-        let of_vm = self.by_vm.take(vm, limit, share)?;
-        let of_ordinary = match is_privileged {
-            true => None,
-            false => {
-                let share = share - share / PRIVILEGED_PART;
-                Some(self.of_ordinary.take(vm, share).ok_or(NoRoom::Share)?)
-            }
+        let mut room = GuestRoom {
+            _of_vm: self.by_vm.take(vm, limit, share)?,
+            of_ordinary: None,
+            vm: vm.to_owned(),
+            share: share - share / PRIVILEGED_PART,
+            ordinary: self.of_ordinary.clone(),
         };
-        Ok(GuestRoom {
-            _of_vm: of_vm,
-            _of_ordinary: of_ordinary,
-        })
+        if !is_privileged {
+            room.be_ordinary()?;
+        }
+        Ok(room)
     }
 }
 
@@ -214,6 +228,19 @@ mod tests {
         let privileged = take(true);
         assert!(privileged.is_ok());
         assert_eq!(take(true).err(), Some(NoRoom::Share));
+        // What was taken as privileged and turns out to be ordinary has no other room.
+        drop(ordinary);
+        let ordinary: Vec<_> = (0..2).map(|_| take(false)).collect();
+        let mut turned = privileged.expect("it was taken");
+        assert_eq!(
+            (turned.be_ordinary(), turned.be_ordinary()),
+            (Ok(()), Ok(()))
+        );
+        assert_eq!(take(false).err(), Some(NoRoom::Share));
+        let mut last = take(true).expect("the part of privileged ones");
+        assert_eq!(last.be_ordinary(), Err(NoRoom::Share));
+        drop(ordinary);
+        assert_eq!(last.be_ordinary(), Ok(()));
         // Where there is one place, any may take it.
         assert!(capacity.take("db", 100, 1, false).is_ok());
     }

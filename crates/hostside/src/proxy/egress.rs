@@ -78,8 +78,7 @@ pub(crate) fn answer(
         Err(reason) => return Err((reason, reply)),
     };
     tokio::spawn(async move {
-        guest.serve(since, end).await;
-        drop(room);
+        guest.serve(since, end, room).await;
     });
     reply.put_through(Connected::with_cut(theirs, cut));
     Ok(())
@@ -139,7 +138,7 @@ impl Guest {
         })
     }
 
-    async fn serve(&self, since: InForce, mut end: CircuitEnd) {
+    async fn serve(&self, since: InForce, mut end: CircuitEnd, mut room: GuestRoom) {
         let asked = handshake::listen(&mut end.stream);
         let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, asked).await;
         let asked = match asked {
@@ -157,7 +156,9 @@ impl Guest {
             }
         };
         if let Dialect::Announce(later) = asked.dialect {
-            return self.expect(end, asked.destination, later).await;
+            // Root's program announces it, and for an ordinary one.
+            let has_room = later.is_privileged || room.be_ordinary().is_ok();
+            return self.expect(end, asked.destination, later, has_room).await;
         }
         let in_force = self.in_force();
         let reached = self.reach(since, &in_force, &asked.destination).await;

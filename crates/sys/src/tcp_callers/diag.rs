@@ -14,11 +14,15 @@ const ANSWER_LEN: usize = 72;
 /// `SOCK_DIAG_BY_FAMILY`.
 const BY_FAMILY: u16 = 20;
 
+/// Where both ports stand in a question, behind its header, and in an answer.
+const PORTS_OF_QUESTION: std::ops::Range<usize> = 8..12;
+const PORTS: std::ops::Range<usize> = 4..8;
+
 /// Where in an answer the user stands and behind it the number of its file, which is 0 when the program has closed it.
 const USER_AT: usize = 64;
 const FILE_AT: usize = 68;
 
-/// The user whose socket has these ends; none of one that its program has closed.
+/// The user whose socket has these ends; none of one that its program has closed, and where another socket listens at the port.
 ///
 /// # Errors
 /// [`Errno::NOENT`] when there is no such socket, or the kernel cannot say it; why it cannot be asked.
@@ -33,7 +37,7 @@ pub(super) fn user_of(local: SocketAddr, remote: SocketAddr) -> Result<Option<u3
     let (len, _, sender) = rustix::net::recvfrom(&socket, &mut answer, RecvFlags::empty())?;
     let sender = sender.and_then(|sender| SocketAddrNetlink::try_from(sender).ok());
     match sender {
-        Some(sender) if sender.pid() == 0 => read(&answer[..len]),
+        Some(sender) if sender.pid() == 0 => read(&answer[..len], &question[HEADER_LEN..]),
         _ => Err(Errno::BADMSG),
     }
 }
@@ -70,7 +74,7 @@ fn question(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     message
 }
 
-fn read(answer: &[u8]) -> Result<Option<u32>, Errno> {
+fn read(answer: &[u8], question: &[u8]) -> Result<Option<u32>, Errno> {
     let kind = answer.get(4..6).and_then(|kind| kind.first_chunk());
     let kind = kind.map(|kind| u16::from_ne_bytes(*kind));
     let body = answer.get(HEADER_LEN..).unwrap_or_default();
@@ -80,12 +84,32 @@ fn read(answer: &[u8]) -> Result<Option<u32>, Errno> {
     };
     match kind {
         Some(BY_FAMILY) if body.len() >= ANSWER_LEN => {
-            Ok(Some(word(USER_AT)).filter(|_| word(FILE_AT) != 0))
+            // Where no socket is connected so, the kernel finds one that listens at the port.
+            let is_it = body[PORTS] == question[PORTS_OF_QUESTION];
+            Ok(Some(word(USER_AT)).filter(|_| is_it && word(FILE_AT) != 0))
         }
         // A negative number of an error.
         Some(kind) if i32::from(kind) == libc::NLMSG_ERROR && word(0) != 0 => {
             Err(Errno::from_raw_os_error(word(0).wrapping_neg() as i32))
         }
         _ => Err(Errno::BADMSG),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_listener_is_no_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let local = listener.local_addr().unwrap();
+        match user_of(local, "127.0.0.1:1".parse().unwrap()) {
+            Ok(user) => assert_eq!(user, None),
+            // Not found, or a kernel without it.
+            Err(error) => println!("{error}"),
+        }
     }
 }

@@ -83,8 +83,18 @@ impl AnnouncedCall {
 
 impl Guest {
     /// Expects a call, and says what has become of it.
-    pub(super) async fn expect(&self, mut end: CircuitEnd, destination: Destination, later: Later) {
-        let reply = match self.announce(&mut end, destination, later).await {
+    pub(super) async fn expect(
+        &self,
+        mut end: CircuitEnd,
+        destination: Destination,
+        later: Later,
+        has_room: bool,
+    ) {
+        let reply = match has_room {
+            true => self.announce(&mut end, destination, later).await,
+            false => Ok(socks::Reply::NetworkUnreachable),
+        };
+        let reply = match reply {
             Ok(reply) => reply,
             // It has hung up, and expects no answer.
             Err(_) => return,

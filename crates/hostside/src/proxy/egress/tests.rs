@@ -9,6 +9,7 @@ use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::*;
+use crate::proxy::counter::GuestCapacity;
 use crate::proxy::resolver::{LOOKUP_TIMEOUT, Lookup, Names, Resolver};
 use device::Hold;
 
@@ -72,7 +73,9 @@ fn served(policy: Policy, said: &[&str], pause: Duration) -> (String, Duration) 
             heard
         };
         let serve = async {
-            guest.serve(guest.in_force(), ours).await;
+            let room = GuestCapacity::default().take("web", 100, 25, false);
+            let room = room.expect("the first one");
+            guest.serve(guest.in_force(), ours, room).await;
             start.elapsed()
         };
         tokio::join!(speak, serve)
