@@ -27,6 +27,9 @@ pub const MAX_CONNECTIONS: usize = 256;
 /// The most that wait for a place; one caller may have half of them. Further ones are reset.
 const MAX_WAITING: usize = 256;
 
+/// How many may wait to be accepted, so that one caller's flood does not keep the system from noting others' connections.
+const BACKLOG: i32 = 1024;
+
 /// The stack of a connection's thread, in bytes.
 const STACK_SIZE: usize = 128 * 1024;
 
@@ -82,6 +85,7 @@ impl Forward {
     /// It cannot listen.
     pub fn run(self) -> io::Result<Infallible> {
         let listener = TcpListener::bind(self.listen)?;
+        rustix::net::listen(&listener, BACKLOG)?;
         eprintln!("ringdown-agent: forwarding {self}");
         let port = self.host_port;
         serve(&listener, move |caller| {

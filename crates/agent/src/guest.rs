@@ -6,7 +6,6 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::RangeInclusive;
-
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 

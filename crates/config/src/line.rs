@@ -88,20 +88,12 @@ pub struct LineSpec {
 impl LineSpec {
     /// The VM, as it calls.
     pub fn as_caller(&self) -> Caller<'_> {
-        Caller::Vm {
-            domain: &self.domain,
-            name: &self.name,
-            groups: &self.groups,
-        }
+        Caller::vm(&self.domain, &self.name, &self.groups)
     }
 
     /// The VM, as it is called.
     pub fn as_callee(&self) -> Callee<'_> {
-        Callee::Vm {
-            domain: &self.domain,
-            name: &self.name,
-            groups: &self.groups,
-        }
+        Callee::vm(&self.domain, &self.name, &self.groups)
     }
 
     /// The socket of its VMM, if that has a vsock device of its own.

@@ -58,7 +58,7 @@ use self::shared::{Shared, TakenCall, count};
 use crate::offers::Groups;
 use runtime::thread::RuntimeThread;
 
-/// Calls that are being put through at once, or wait for that: each may have a descriptor, and wait for a server. One VM has a quarter. Further ones are
+/// Calls that are being put through at once, or wait for that: each may have a descriptor, and wait for a server. One VM has a quarter, its ordinary programs three quarters of that. Further ones are
 /// refused at once.
 pub const MAX_CALLS: u32 = 4096;
 

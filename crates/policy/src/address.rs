@@ -28,20 +28,12 @@ impl Address {
 
     /// It, as it calls.
     pub fn as_caller(&self) -> Caller<'_> {
-        Caller::Vm {
-            domain: &self.domain,
-            name: &self.name,
-            groups: &self.groups,
-        }
+        Caller::vm(&self.domain, &self.name, &self.groups)
     }
 
     /// It, as it is called.
     pub fn as_callee(&self) -> Callee<'_> {
-        Callee::Vm {
-            domain: &self.domain,
-            name: &self.name,
-            groups: &self.groups,
-        }
+        Callee::vm(&self.domain, &self.name, &self.groups)
     }
 
     /// The name by which people and programs of the host tell it from VMs of other domains: `web` in the

@@ -184,6 +184,17 @@ pub enum Caller<'a> {
     Published,
 }
 
+impl<'a> Caller<'a> {
+    /// A guest of this domain and name, in these groups.
+    pub fn vm(domain: &'a str, name: &'a str, groups: &'a [String]) -> Caller<'a> {
+        Caller::Vm {
+            domain,
+            name,
+            groups,
+        }
+    }
+}
+
 /// The callee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callee<'a> {
@@ -213,6 +224,17 @@ pub enum Callee<'a> {
         /// The name, in lower case and without a dot at the end.
         name: Option<&'a str>,
     },
+}
+
+impl<'a> Callee<'a> {
+    /// A guest of this domain and name, in these groups.
+    pub fn vm(domain: &'a str, name: &'a str, groups: &'a [String]) -> Callee<'a> {
+        Callee::Vm {
+            domain,
+            name,
+            groups,
+        }
+    }
 }
 
 impl Rule {

@@ -57,18 +57,9 @@ impl HybridConfig {
         services: &[ServiceEntry],
         policy: &Policy,
     ) -> BTreeSet<u32> {
-        let Address {
-            domain,
-            name,
-            groups,
-            ..
-        } = &self.address;
-        let caller = policy::Caller::Vm {
-            domain,
-            name,
-            groups,
-        };
-        let of_domain = services.iter().filter(|service| service.domain == *domain);
+        let of_domain = services.iter();
+        let of_domain = of_domain.filter(|service| service.domain == self.address.domain);
+        let caller = self.address.as_caller();
         OfferedPorts::to(&caller, of_domain.map(|service| service.port), policy).ports
     }
 }

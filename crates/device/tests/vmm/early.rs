@@ -9,7 +9,7 @@ use wire::vsock::{Header, Operation};
 
 use crate::guest::{Guest, RX, TX};
 use crate::turns::{allow_everyone, call, header, stray, with_circuits};
-use crate::{config_of, turn_until};
+use crate::{attach_all, config_of, turn_until};
 
 /// The port of the daemon's own.
 const AGENT_PORT: u32 = 1007;
@@ -34,19 +34,9 @@ fn a_guest_sees_what_it_gets_before_the_next_guests_packets_are_taken() {
         false
     };
     let mut fabric = Fabric::new(Limits::default(), AGENT_PORT, Box::new(arrivals)).unwrap();
-    let mut attached: Vec<Guest> = ["web", "db", "late"]
-        .into_iter()
-        .zip(3..)
-        .map(|(name, cid)| {
-            let config = config_of(directory.path(), name, cid);
-            fabric.open_line(&config).unwrap();
-            Guest::attach(&mut fabric, &config.vhost_user)
-        })
-        .collect();
+    let mut attached = attach_all(&mut fabric, directory.path(), ["web", "db", "late"]);
     allow_everyone(&mut fabric);
-    let [web, db, late] = &mut attached[..] else {
-        unreachable!("three");
-    };
+    let [web, db, late] = &mut attached;
     let to_db = call(&mut fabric, web, db, 1000, 4);
     for guest in [&mut *web, db] {
         let buffer = guest.buffer(4096);
@@ -70,7 +60,7 @@ fn a_guest_sees_what_it_gets_before_the_next_guests_packets_are_taken() {
     });
     late.offer(TX, dial, 1);
     late.kick(TX);
-    guests.lock().unwrap().append(&mut attached);
+    guests.lock().unwrap().extend(attached);
     fabric.turn(None).unwrap();
     let after = counts(&guests.lock().unwrap());
     let [[web_received, web_sent], [db_received, db_sent]] = before;
@@ -123,7 +113,7 @@ fn a_guest_that_looks_by_itself_is_shown_everything_at_once() {
     assert_eq!(publications(false, 3, 60_000), (0, 1));
 }
 
-/// Each is served in a turn, whoever wakes it: by what is drained before it, by what is drained after it, and by its own.
+/// Each is served in a turn, whatever wakes it: what is drained before it, what is drained after it, or its own ring.
 #[test]
 fn guests_that_send_to_each_other_have_everything_in_one_turn() {
     let directory = tempfile::tempdir().unwrap();

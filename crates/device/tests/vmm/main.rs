@@ -26,6 +26,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::guest::Guest;
 use device::{Fabric, LineConfig};
 use policy::Address;
 use vsock::Limits;
@@ -49,6 +50,20 @@ fn config_of(directory: &Path, name: &str, cid: u32) -> LineConfig {
         vhost_user: directory.join(format!("{name}.vhost")),
         host: directory.join(format!("{name}.sock")),
     }
+}
+
+/// Attaches a guest by each of these names.
+fn attach_all<const N: usize>(
+    fabric: &mut Fabric,
+    directory: &Path,
+    names: [&str; N],
+) -> [Guest; N] {
+    let mut cids = 3..;
+    names.map(|name| {
+        let config = config_of(directory, name, cids.next().unwrap());
+        fabric.open_line(&config).unwrap();
+        Guest::attach(fabric, &config.vhost_user)
+    })
 }
 
 fn turn_until(fabric: &mut Fabric, what: &str, mut happened: impl FnMut(&mut Fabric) -> bool) {

@@ -22,7 +22,7 @@ use rustix::net::{
 use wire::vsock::{HEADER_LEN, Header, Operation, SocketType};
 
 use crate::guest::{Guest, RING, RX, TABLE, TX, quads, request, send};
-use crate::{PATIENCE, config, config_of, fabric, turn_until};
+use crate::{PATIENCE, attach_all, config, config_of, fabric, turn_until};
 
 /// What docs/threat-model.md says: so many descriptors of a ring are read in one turn, and at most one chain more.
 const MOST_DESCRIPTORS: u16 = 4096;
@@ -434,17 +434,8 @@ fn a_turn_gives_a_guest_so_many_bytes() {
     const MORE: u16 = 90;
     let directory = tempfile::tempdir().unwrap();
     let mut fabric = fabric();
-    let mut guests = ["web", "db", "paused"]
-        .into_iter()
-        .zip(3..)
-        .map(|(name, cid)| {
-            let config = config_of(directory.path(), name, cid);
-            fabric.open_line(&config).unwrap();
-            Guest::attach(&mut fabric, &config.vhost_user)
-        });
-    let mut next = || guests.next().unwrap();
-    let (mut sender, mut receiver, mut paused) = (next(), next(), next());
-    drop(guests);
+    let guests = attach_all(&mut fabric, directory.path(), ["web", "db", "paused"]);
+    let [mut sender, mut receiver, mut paused] = guests;
     allow_everyone(&mut fabric);
     let to_paused = call(&mut fabric, &mut sender, &mut paused, 999, 5);
     let mut circuits = Vec::new();

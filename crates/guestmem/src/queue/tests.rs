@@ -29,6 +29,16 @@ type MakeDriver = fn(Arc<Arena>, u64, u16, bool, bool) -> DriverQueue;
 const FORMATS: [MakeDriver; 2] = [DriverQueue::new, DriverQueue::packed];
 
 impl Pair {
+    /// The device's side begins again where the VMM says, in a ring that was used before.
+    fn connect_again(&mut self, ring_base: u32) {
+        let setup = QueueSetup {
+            ring_base,
+            ..self.driver.setup()
+        };
+        self.queue = Queue::new(setup, Arc::clone(&self.memory)).unwrap();
+        assert!(!self.queue.is_fresh());
+    }
+
     fn new(size: u16, event_index: bool, indirect: bool) -> Pair {
         Pair::starting_at(0, size, event_index, indirect)
     }
@@ -157,15 +167,7 @@ fn goes_on(mut pair: Pair, base: u32) {
 
     let ring_base = pair.queue.ring_base();
     assert_eq!(ring_base, base);
-    pair.queue = Queue::new(
-        QueueSetup {
-            ring_base,
-            ..pair.driver.setup()
-        },
-        Arc::clone(&pair.memory),
-    )
-    .unwrap();
-    assert!(!pair.queue.is_fresh());
+    pair.connect_again(ring_base);
     let head = pair.pop().unwrap();
     pair.queue.complete(head, 9);
     assert!(
@@ -189,15 +191,7 @@ fn chains_that_were_taken_and_not_given_back_are_taken_again() {
     let out = pair.pop().unwrap();
     // As many as were made available, as many as were taken, as many as were given back.
     for ring_base in [4, 2, 1] {
-        pair.queue = Queue::new(
-            QueueSetup {
-                ring_base,
-                ..pair.driver.setup()
-            },
-            Arc::clone(&pair.memory),
-        )
-        .unwrap();
-        assert!(!pair.queue.is_fresh());
+        pair.connect_again(ring_base);
         assert_eq!(pair.pop(), Some(out), "{ring_base}");
         assert_eq!(pair.queue.ring_base(), 2);
     }

@@ -131,6 +131,11 @@ pub(crate) struct GuestRoom {
 }
 
 impl GuestRoom {
+    /// Whether it is a privileged program's.
+    pub(crate) fn is_privileged(&self) -> bool {
+        self.of_ordinary.is_none()
+    }
+
     /// Counts it as an ordinary program's from now on.
     pub(crate) fn be_ordinary(&mut self) -> Result<(), NoRoom> {
         if self.of_ordinary.is_none() {

@@ -14,6 +14,7 @@ use wire::directory::{Answer, Line, MAX_LINE_LEN, Request};
 use wire::vsock::SocketType;
 
 use super::shared::{Shared, count, is_privileged};
+use super::turns::Asker;
 use runtime::rate;
 
 /// Connections of one VM to the directory at once.
@@ -60,7 +61,7 @@ pub(crate) fn answer(
     };
     let shared = shared.clone();
     tokio::spawn(async move {
-        if let Err(error) = converse(&shared, &vm, stream).await {
+        if let Err(error) = converse(&shared, &vm, room.is_privileged(), stream).await {
             tracing::debug!(vm = vm.full_name(), %error, "a connection to the directory ended");
         }
         drop(room);
@@ -69,7 +70,12 @@ pub(crate) fn answer(
 }
 
 /// Answers line by line until the guest closes, is silent for too long, or says something without end.
-async fn converse(shared: &Shared, vm: &Address, mut stream: UnixStream) -> io::Result<()> {
+async fn converse(
+    shared: &Shared,
+    vm: &Address,
+    is_privileged: bool,
+    mut stream: UnixStream,
+) -> io::Result<()> {
     let mut buffer = [0; MAX_LINE_LEN];
     let mut filled = 0;
     let name = vm.full_name();
@@ -79,7 +85,7 @@ async fn converse(shared: &Shared, vm: &Address, mut stream: UnixStream) -> io::
                 if let Some(until) = shared.directory_rates.charge(name.clone(), rate::now()) {
                     rate::wait_until(until).await;
                 }
-                let line = look_up(shared, vm, text).await.to_string();
+                let line = look_up(shared, vm, is_privileged, text).await.to_string();
                 // A guest that does not read its answers is waited for no longer than one that does not ask.
                 within(stream.write_all(line.as_bytes())).await?;
                 buffer.copy_within(len..filled, 0);
@@ -106,7 +112,7 @@ async fn within<T>(operation: impl Future<Output = io::Result<T>>) -> io::Result
     tokio::time::timeout(IDLE_TIMEOUT, operation).await?
 }
 
-async fn look_up(shared: &Shared, vm: &Address, line: &[u8]) -> Answer {
+async fn look_up(shared: &Shared, vm: &Address, is_privileged: bool, line: &[u8]) -> Answer {
     let request = match Request::parse(line) {
         Ok(request) => request,
         Err(error) => return Answer::Error(error.to_string()),
@@ -120,7 +126,11 @@ async fn look_up(shared: &Shared, vm: &Address, line: &[u8]) -> Answer {
         return Answer::Error("the daemon is starting".to_owned());
     };
     let caller = vm.full_name();
-    let Some(turn) = shared.questions.turn(&caller, IDLE_TIMEOUT).await else {
+    let asker = Asker {
+        vm: &caller,
+        is_privileged,
+    };
+    let Some(turn) = shared.questions.turn(asker, IDLE_TIMEOUT).await else {
         return Answer::Error("the daemon is busy".to_owned());
     };
     // The data plane answers when it has finished what it is at: other tasks must not wait for that.
@@ -178,7 +188,7 @@ mod tests {
                     }
                     drop(theirs);
                 };
-                let (ended, ()) = tokio::join!(converse(&shared, &vm, ours), ask);
+                let (ended, ()) = tokio::join!(converse(&shared, &vm, false, ours), ask);
                 ended.expect("ended by the guest");
                 assert_eq!(start.elapsed().as_secs(), seconds, "{name}");
             }
@@ -203,7 +213,9 @@ mod tests {
             let vm = Address::new("web", 3);
             let (ours, _theirs) = UnixStream::pair().expect("two sockets");
             let start = Instant::now();
-            let error = converse(&shared, &vm, ours).await.expect_err("hung up");
+            let error = converse(&shared, &vm, false, ours)
+                .await
+                .expect_err("hung up");
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
             assert_eq!(start.elapsed().as_secs(), IDLE_TIMEOUT.as_secs());
 
@@ -213,7 +225,11 @@ mod tests {
                 // Held until then, so that it is not the end of the guest that ends it.
                 drop(theirs);
             };
-            let answer = async { converse(&shared, &vm, ours).await.expect_err("hung up") };
+            let answer = async {
+                converse(&shared, &vm, false, ours)
+                    .await
+                    .expect_err("hung up")
+            };
             let (error, ()) = tokio::join!(answer, ask_for_ever);
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         });

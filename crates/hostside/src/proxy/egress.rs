@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use config::listeners::Spoken;
 use config::{Hosts, Service};
-use device::{Connected, Cut, Hold, Reply};
+use device::{Connected, Cut, Reply};
 use policy::{Address, Policy, RuleId, RuleLimit};
 use tokio::io::AsyncWriteExt;
 use tokio::time::Instant;
@@ -30,16 +30,17 @@ use wire::destination::{Destination, Host};
 pub(crate) use self::announced::{Announced, AnnouncedCall};
 pub use self::decide::{Said, View, is_network, means, means_name, must_be_named};
 pub use self::error::EgressError;
-use self::handshake::{Asked, Dialect};
+use self::handshake::{Asked, Request};
 pub(crate) use self::routes::{is_no_route, is_unicast};
 use super::counter::GuestRoom;
 use super::identity::About;
 use super::own::OwnListeners;
 use super::relay::{CircuitEnd, relay};
-use super::resolver::{LOOKUP_TIMEOUT, LookupError};
+use super::resolver::LookupError;
 use super::rules::{Place, Share};
 use super::shared::{InForce, Shared, count};
 use super::tcp;
+use super::turns::Asker;
 use crate::audit::{AuditDecision, AuditRecord, AuditRule};
 use device::{DecisionCallee, DecisionCaller};
 
@@ -65,6 +66,7 @@ pub(crate) fn answer(
         service,
         vm,
         source_port,
+        is_privileged: room.is_privileged(),
     };
     if let Some(expected) = expected {
         tokio::spawn(async move {
@@ -100,6 +102,7 @@ struct Guest {
     service: Arc<Service>,
     vm: Address,
     source_port: u32,
+    is_privileged: bool,
 }
 
 /// What a guest was put through to.
@@ -142,7 +145,10 @@ impl Guest {
         let asked = handshake::listen(&mut end.stream);
         let asked = tokio::time::timeout(HANDSHAKE_TIMEOUT, asked).await;
         let asked = match asked {
-            Ok(Ok(asked)) => asked,
+            Ok(Ok(Request::Asked(asked))) => asked,
+            Ok(Ok(Request::Announced(announcement))) => {
+                return self.expect(end, announcement, &mut room).await;
+            }
             Ok(Err(error)) => {
                 tracing::debug!(vm = self.vm.full_name(), %error, "a guest sent egress an invalid request");
                 return handshake::hang_up(end.ended()).await;
@@ -155,11 +161,6 @@ impl Guest {
                 return;
             }
         };
-        if let Dialect::Announce(later) = asked.dialect {
-            // Root's program announces it, and for an ordinary one.
-            let has_room = later.is_privileged || room.be_ordinary().is_ok();
-            return self.expect(end, asked.destination, later, has_room).await;
-        }
         let in_force = self.in_force();
         let reached = self.reach(since, &in_force, &asked.destination).await;
         self.record(&in_force.policy, &asked.destination, &reached);
@@ -261,13 +262,14 @@ impl Guest {
         port: u16,
         hosts: &Hosts,
     ) -> Result<Vec<IpAddr>, LookupError> {
-        let turns = &self.shared.lookups;
-        let turn = turns.turn(&self.vm.full_name(), LOOKUP_TIMEOUT).await;
-        let turn: Hold = Box::new(turn.ok_or(LookupError::TimedOut)?);
+        let asker = Asker {
+            vm: &self.vm.full_name(),
+            is_privileged: self.is_privileged,
+        };
         // What was judged is the whole name: a search list of the host must not make another of it.
         let whole = format!("{name}.");
-        let names = &self.shared.names;
-        names.lookup(&whole, port, hosts, Some(turn)).await
+        let Shared { names, lookups, .. } = &*self.shared;
+        names.lookup(&whole, port, hosts, lookups, asker).await
     }
 
     /// Answers the guest and carries bytes until both ends have ended, or a new policy ends it.

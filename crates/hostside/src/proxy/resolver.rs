@@ -10,7 +10,7 @@ use std::time::Duration;
 use config::{Hosts, MAX_ADDRESSES};
 use device::Hold;
 
-use super::turns::Turns;
+use super::turns::{Asker, Turns};
 
 /// How long a name is looked up.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -110,13 +110,14 @@ impl Names {
     }
 
     /// The addresses of a name for a port, with a dot at the end or without as for [`Resolver::lookup`]: at least one. IPv4 addresses in the
-    /// guise of IPv6 ones are unmasked, so that all that follows sees what will really be called.
+    /// guise of IPv6 ones are unmasked, so that all that follows sees what will really be called. One that the resolver is asked for takes a turn.
     pub(crate) async fn lookup(
         &self,
         name: &str,
         port: u16,
         hosts: &Hosts,
-        turn: Option<Hold>,
+        turns: &Turns,
+        asker: Asker<'_>,
     ) -> Result<Vec<IpAddr>, LookupError> {
         match hosts.addresses(name, port) {
             Some(addresses) if addresses.is_empty() => {
@@ -125,7 +126,9 @@ impl Names {
             Some(addresses) => return Ok(addresses),
             None => {}
         }
-        let found = tokio::time::timeout(LOOKUP_TIMEOUT, self.0.lookup(name, turn)).await;
+        let turn = turns.turn(asker, LOOKUP_TIMEOUT).await;
+        let turn: Hold = Box::new(turn.ok_or(LookupError::TimedOut)?);
+        let found = tokio::time::timeout(LOOKUP_TIMEOUT, self.0.lookup(name, Some(turn))).await;
         let found = found.map_err(|_| LookupError::TimedOut)??;
         let mut distinct: Vec<IpAddr> = Vec::new();
         for address in found.into_iter().map(|address| address.to_canonical()) {
@@ -139,23 +142,21 @@ impl Names {
         }
     }
 
-    /// The addresses of a server as it is written in the configuration, `host:port`. A name takes a turn of the VM that calls.
+    /// The addresses of a server as it is written in the configuration, `host:port`.
     pub(crate) async fn server(
         &self,
         text: &str,
         hosts: &Hosts,
         turns: &Turns,
-        vm: &str,
+        asker: Asker<'_>,
     ) -> Result<Vec<SocketAddr>, LookupError> {
         if let Ok(address) = text.parse() {
             return Ok(vec![address]);
         }
         let (host, port) = text.rsplit_once(':').ok_or(LookupError::Unknown)?;
         let port: u16 = port.parse().map_err(|_| LookupError::Unknown)?;
-        let turn = turns.turn(vm, LOOKUP_TIMEOUT).await;
-        let turn: Hold = Box::new(turn.ok_or(LookupError::TimedOut)?);
         let host = host.to_ascii_lowercase();
-        let addresses = self.lookup(&host, port, hosts, Some(turn)).await?;
+        let addresses = self.lookup(&host, port, hosts, turns, asker).await?;
         Ok(addresses
             .into_iter()
             .map(|address| SocketAddr::from((address, port)))
@@ -170,6 +171,11 @@ mod tests {
     use super::super::turns::{MAX_FURTHER, MAX_TURNS, MAX_TURNS_PER_VM};
     use super::*;
     use config::ListedAddress;
+
+    const WEB: Asker<'_> = Asker {
+        vm: "web",
+        is_privileged: true,
+    };
 
     struct Fixed(Vec<IpAddr>);
 
@@ -203,16 +209,17 @@ mod tests {
         let plain: IpAddr = [10, 0, 0, 1].into();
         let names = Names::new(Arc::new(Fixed(vec![mapped, plain])));
         assert_eq!(
-            run(names.lookup("a", 80, &Hosts::default(), None)),
+            run(names.lookup("a", 80, &Hosts::default(), &Turns::default(), WEB)),
             Ok(vec![plain])
         );
         let many = (0..=255).map(|last| IpAddr::from([10, 0, 0, last]));
         let names = Names::new(Arc::new(Fixed(many.collect())));
-        let found = run(names.lookup("a", 80, &Hosts::default(), None)).expect("addresses");
+        let found = run(names.lookup("a", 80, &Hosts::default(), &Turns::default(), WEB))
+            .expect("addresses");
         assert_eq!(found.len(), MAX_ADDRESSES);
         let names = Names::new(Arc::new(Fixed(Vec::new())));
         assert_eq!(
-            run(names.lookup("a", 80, &Hosts::default(), None)),
+            run(names.lookup("a", 80, &Hosts::default(), &Turns::default(), WEB)),
             Err(LookupError::Unknown)
         );
     }
@@ -223,13 +230,14 @@ mod tests {
         let address: IpAddr = [127, 0, 0, 1].into();
         let listed = |name: &str, port| (name.to_owned(), vec![ListedAddress { address, port }]);
         let hosts = Hosts::from_iter([listed("db.test", None), listed("web.test", Some(80))]);
-        let lookup = |name: &str, port| run(names.lookup(name, port, &hosts, None));
+        let lookup =
+            |name: &str, port| run(names.lookup(name, port, &hosts, &Turns::default(), WEB));
         let for_80 = LookupError::NotForPort("[hosts] lists web.test for port 80 alone".to_owned());
         assert_eq!(lookup("db.test", 1), Ok(vec![address]));
         assert_eq!(lookup("web.test", 80), Ok(vec![address]));
         assert_eq!(lookup("web.test", 81), Err(for_80.clone()));
         assert_eq!(lookup("other.test", 80), Err(LookupError::TimedOut));
-        let server = |text: &str| run(names.server(text, &hosts, &Turns::default(), "web"));
+        let server = |text: &str| run(names.server(text, &hosts, &Turns::default(), WEB));
         let found = Ok(vec![SocketAddr::from((address, 80))]);
         assert_eq!(server("DB.test:80"), found);
         assert_eq!(server("web.test:80"), found);
@@ -271,7 +279,8 @@ mod tests {
                     tokio::spawn(async move {
                         let hosts = Hosts::default();
                         let vm = format!("vm{vm}");
-                        names.server("silent.test:53", &hosts, &turns, &vm).await
+                        let asker = Asker { vm: &vm, ..WEB };
+                        names.server("silent.test:53", &hosts, &turns, asker).await
                     });
                 }
             }
@@ -283,7 +292,7 @@ mod tests {
             }
             tokio::time::resume();
             let hosts = Hosts::default();
-            let found = names.server("db.test:80", &hosts, &turns, "web").await;
+            let found = names.server("db.test:80", &hosts, &turns, WEB).await;
             (all_stopped(), found)
         });
         // Dropping it would wait for them.
@@ -300,23 +309,43 @@ mod tests {
         run(async {
             let mut held = Vec::new();
             for _ in 0..MAX_TURNS_PER_VM {
-                held.push(turns.turn("web", LOOKUP_TIMEOUT).await.expect("a turn"));
+                held.push(turns.turn(WEB, LOOKUP_TIMEOUT).await.expect("a turn"));
             }
-            let refused = names.server("db.test:80", &hosts, &turns, "web").await;
+            let refused = names.server("db.test:80", &hosts, &turns, WEB).await;
             assert_eq!(refused, Err(LookupError::TimedOut));
             assert!(
                 names
-                    .server("db.test:80", &hosts, &turns, "db")
+                    .server("db.test:80", &hosts, &turns, Asker { vm: "db", ..WEB })
                     .await
                     .is_ok()
             );
             // An address is not looked up.
             assert!(
                 names
-                    .server("192.0.2.1:80", &hosts, &turns, "web")
+                    .server("192.0.2.1:80", &hosts, &turns, WEB)
                     .await
                     .is_ok()
             );
+        });
+    }
+
+    #[test]
+    fn names_that_are_written_down_take_no_turn() {
+        let names = Names::new(Arc::new(Silent));
+        let address: IpAddr = [127, 0, 0, 1].into();
+        let port = None;
+        let hosts =
+            Hosts::from_iter([("db.test".to_owned(), vec![ListedAddress { address, port }])]);
+        let turns = Turns::default();
+        run(async {
+            let mut held = Vec::new();
+            for _ in 0..MAX_TURNS_PER_VM {
+                held.push(turns.turn(WEB, LOOKUP_TIMEOUT).await.expect("a turn"));
+            }
+            let found = names.lookup("db.test", 1, &hosts, &turns, WEB).await;
+            assert_eq!(found, Ok(vec![address]));
+            let server = names.server("db.test:1", &hosts, &turns, WEB).await;
+            assert_eq!(server, Ok(vec![SocketAddr::from((address, 1))]));
         });
     }
 
@@ -335,7 +364,8 @@ mod tests {
     fn the_whole_name_is_written_down_and_in_the_hosts_file_without_its_dot() {
         let names = Names::new(Arc::new(SystemResolver::default()));
         let none = Hosts::default();
-        let found = run(names.lookup("localhost.", 80, &none, None)).expect("addresses");
+        let found =
+            run(names.lookup("localhost.", 80, &none, &Turns::default(), WEB)).expect("addresses");
         assert!(
             found.iter().all(|address| address.is_loopback()),
             "{found:?}"
@@ -346,7 +376,7 @@ mod tests {
             port: None,
         };
         let hosts = Hosts::from_iter([("db.test".to_owned(), vec![listed])]);
-        let found = run(names.lookup("db.test.", 80, &hosts, None));
+        let found = run(names.lookup("db.test.", 80, &hosts, &Turns::default(), WEB));
         assert_eq!(found, Ok(vec![address]));
     }
 
@@ -354,7 +384,7 @@ mod tests {
     fn servers_are_addresses_or_names() {
         let names = Names::new(Arc::new(SystemResolver::default()));
         let hosts = Hosts::default();
-        let server = |text: &str| run(names.server(text, &hosts, &Turns::default(), "web"));
+        let server = |text: &str| run(names.server(text, &hosts, &Turns::default(), WEB));
         assert_eq!(
             server("[::1]:53"),
             Ok(vec!["[::1]:53".parse().expect("an address")])

@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, watch};
 use vsock::Reason;
 
 use super::MAX_CALLS;
-use super::counter::{Capacities, Capacity, GuestCapacity, GuestRoom, NoRoom, Room};
+use super::counter::{Capacities, GuestCapacity, GuestRoom, NoRoom};
 use super::directory::REQUESTS_PER_SECOND;
 use super::egress::{Announced, AnnouncedCall, View};
 use super::exchange::{Exchange, MAX_DIALS};
@@ -63,7 +63,7 @@ pub(crate) struct Shared {
     /// Of the agents of VMs, for callers of published ports.
     pub(crate) agents: Capacities,
     services: Mutex<HashMap<ServiceId, Offer>>,
-    calls: Capacity,
+    calls: GuestCapacity,
 }
 
 /// While it is there, no guest gets to what is about to be published.
@@ -149,7 +149,7 @@ pub(crate) struct TakenCall {
     /// What was announced of it.
     pub(crate) expected: Option<AnnouncedCall>,
     /// Room for it among all calls.
-    pub(crate) room: Room,
+    pub(crate) room: GuestRoom,
 }
 
 impl Shared {
@@ -185,7 +185,7 @@ impl Shared {
             announced: Announced::default(),
             agents: Capacities::default(),
             services: Mutex::default(),
-            calls: Capacity::default(),
+            calls: GuestCapacity::default(),
         }
     }
 
@@ -239,7 +239,12 @@ impl Shared {
     pub(crate) fn take(&self, call: ServiceCall) -> Option<TakenCall> {
         let vm = call.vm.full_name();
         let expected = self.announced.take(&vm, call.source_port);
-        let room = match self.calls.take(&vm, MAX_CALLS, MAX_CALLS / 4) {
+        let is_announced_so = expected.as_ref().is_some_and(|call| call.is_privileged);
+        let is_privileged = is_announced_so || is_privileged(call.source_port);
+        let room = self
+            .calls
+            .take(&vm, MAX_CALLS, MAX_CALLS / 4, is_privileged);
+        let room = match room {
             Ok(room) => room,
             Err(none) => {
                 count(&self.counts.turned_away);
@@ -250,8 +255,6 @@ impl Shared {
                 return None;
             }
         };
-        let is_announced_so = expected.as_ref().is_some_and(|call| call.is_privileged);
-        let is_privileged = is_announced_so || is_privileged(call.source_port);
         let service = match call.called {
             Called::Service(id) => self.service(id, &vm, is_privileged),
             _ => None,

@@ -15,6 +15,7 @@ use super::identity::{About, Identity, Transport};
 use super::ports::PortRoom;
 use super::resolver::LookupError;
 use super::shared::{InForce, Shared, TakenCall, count};
+use super::turns::Asker;
 use super::{datagram, directory, egress, program, tcp, udp, unix};
 
 /// Puts a call through.
@@ -186,8 +187,12 @@ async fn resolve(
     server: &str,
 ) -> Result<Vec<std::net::SocketAddr>, Reason> {
     let vm = call.identity.vm.full_name();
+    let asker = Asker {
+        vm: &vm,
+        is_privileged: call.room.is_privileged(),
+    };
     let hosts = &call.in_force.hosts;
-    let addresses = shared.names.server(server, hosts, &shared.lookups, &vm);
+    let addresses = shared.names.server(server, hosts, &shared.lookups, asker);
     match tokio::time::timeout(call.service.connect_timeout, addresses).await {
         Ok(Ok(addresses)) => Ok(addresses),
         Ok(Err(LookupError::Unknown | LookupError::NotForPort(_))) => Err(Reason::Unreachable),
@@ -244,7 +249,11 @@ async fn command(
 ) -> Result<(), (Reason, Reply)> {
     let purpose = call.identity.purpose();
     let patience = call.service.connect_timeout;
-    let Some(turn) = shared.starts.turn(&purpose.vm, patience).await else {
+    let asker = Asker {
+        vm: &purpose.vm,
+        is_privileged: call.room.is_privileged(),
+    };
+    let Some(turn) = shared.starts.turn(asker, patience).await else {
         return Err((Reason::ServiceTimedOut, reply));
     };
     if !reply.is_awaited() {
@@ -330,7 +339,11 @@ mod tests {
         let mut held = Vec::new();
         for vm in 0..MAX_FURTHER {
             let vm = format!("vm{vm}");
-            while let Some(turn) = shared.starts.turn(&vm, patience).await {
+            let asker = Asker {
+                vm: &vm,
+                is_privileged: true,
+            };
+            while let Some(turn) = shared.starts.turn(asker, patience).await {
                 held.push(turn);
             }
         }
@@ -340,9 +353,13 @@ mod tests {
             assert_eq!(call(&shared, "web").await, Ok(()));
         }
         let hosts = Hosts::default();
+        let asker = Asker {
+            vm: "vm0",
+            is_privileged: false,
+        };
         let found = shared
             .names
-            .server("localhost:80", &hosts, &shared.lookups, "vm0");
+            .server("localhost:80", &hosts, &shared.lookups, asker);
         assert!(found.await.is_ok());
         drop(held);
         assert_eq!(call(&shared, "vm0").await, Ok(()));

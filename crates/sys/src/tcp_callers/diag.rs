@@ -48,7 +48,7 @@ fn question(local: SocketAddr, remote: SocketAddr) -> Vec<u8> {
     message.extend((len as u32).to_ne_bytes());
     message.extend(BY_FAMILY.to_ne_bytes());
     message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
-    // A number and a port that nothing is told apart by.
+    // A sequence number and a port identifier, which are not used.
     message.extend([0; 8]);
     let family = match local {
         SocketAddr::V4(_) => libc::AF_INET,

@@ -12,10 +12,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use wire::agent::FIRST_UNPRIVILEGED_PORT;
 use wire::destination::Destination;
-use wire::socks;
+use wire::socks::{self, Announcement};
 
-use super::handshake::{self, Asked, Dialect, Later};
+use super::handshake::{self, Asked, Dialect};
 use super::{Guest, HANDSHAKE_TIMEOUT};
+use crate::proxy::counter::GuestRoom;
 use crate::proxy::relay::CircuitEnd;
 use crate::proxy::shared::InForce;
 
@@ -86,15 +87,10 @@ impl Guest {
     pub(super) async fn expect(
         &self,
         mut end: CircuitEnd,
-        destination: Destination,
-        later: Later,
-        has_room: bool,
+        announcement: Announcement,
+        room: &mut GuestRoom,
     ) {
-        let reply = match has_room {
-            true => self.announce(&mut end, destination, later).await,
-            false => Ok(socks::Reply::NetworkUnreachable),
-        };
-        let reply = match reply {
+        let reply = match self.announce(&mut end, announcement, room).await {
             Ok(reply) => reply,
             // It has hung up, and expects no answer.
             Err(_) => return,
@@ -107,26 +103,30 @@ impl Guest {
     async fn announce(
         &self,
         end: &mut CircuitEnd,
-        destination: Destination,
-        later: Later,
+        announced: Announcement,
+        room: &mut GuestRoom,
     ) -> std::io::Result<socks::Reply> {
-        let own_port = later.own_port;
+        let own_port = announced.own_port;
         if own_port != self.source_port
             || own_port >= FIRST_UNPRIVILEGED_PORT
             || own_port == UNKNOWN_PORT
         {
             return Ok(socks::Reply::CommandNotSupported);
         }
+        // A privileged program says it, and for an ordinary one.
+        if !announced.is_privileged && room.be_ordinary().is_err() {
+            return Ok(socks::Reply::NetworkUnreachable);
+        }
         let (outcome, mut known) = oneshot::channel();
         let announcement = Arc::new(());
         let expected = AnnouncedCall {
             service: self.service.full_name(),
             announcement: announcement.clone(),
-            destination,
-            is_privileged: later.is_privileged,
+            destination: announced.destination,
+            is_privileged: announced.is_privileged,
             outcome,
         };
-        let key = (self.vm.full_name(), later.port);
+        let key = (self.vm.full_name(), announced.port);
         let announced = &self.shared.announced;
         {
             let mut calls = sys::lock(&announced.calls);
@@ -183,7 +183,7 @@ impl Guest {
         reply.put_through(Connected::with_cut(theirs, cut));
         let asked = Asked {
             destination,
-            dialect: Dialect::Announce(Later::default()),
+            dialect: Dialect::Announced,
             early: Vec::new(),
         };
         self.carry(end, asked, reached).await;

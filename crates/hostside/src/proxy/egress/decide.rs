@@ -67,12 +67,7 @@ impl<'a> View<'a> {
         vm: &Address,
         groups: &[String],
     ) -> View<'a> {
-        let caller = Caller::Vm {
-            domain: &vm.domain,
-            name: &vm.name,
-            groups,
-        };
-        View::of(policy, hosts, &caller)
+        View::of(policy, hosts, &Caller::vm(&vm.domain, &vm.name, groups))
     }
 
     /// As it looks to a caller.

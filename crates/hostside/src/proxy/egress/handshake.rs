@@ -15,7 +15,15 @@ use super::linger_until;
 /// no reason to send more of it than this before it knows that there is one.
 const MAX_EARLY_LEN: usize = MAX_HEAD_LEN;
 
-/// A request.
+/// What a guest says at first.
+pub(crate) enum Request {
+    /// Where this call is to go.
+    Asked(Asked),
+    /// Where another one is to go.
+    Announced(Announcement),
+}
+
+/// Where a call is to go.
 pub(crate) struct Asked {
     /// Where to.
     pub(crate) destination: Destination,
@@ -33,19 +41,8 @@ pub(crate) enum Dialect {
     Connect,
     /// By a request that is passed on, with this head.
     Forward { head: Vec<u8> },
-    /// In SOCKS, for a call that comes later, on which nothing is said.
-    Announce(Later),
-}
-
-/// A call that comes later: see [`Announcement`].
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Later {
-    /// The port that the announcement is said to come from.
-    pub(crate) own_port: u32,
-    /// The port that the call will come from.
-    pub(crate) port: u32,
-    /// Whether it is a privileged program's.
-    pub(crate) is_privileged: bool,
+    /// On another call, in SOCKS: nothing is said on this one.
+    Announced,
 }
 
 impl Dialect {
@@ -59,14 +56,14 @@ impl Dialect {
             Dialect::Connect => (http_connect::ESTABLISHED.to_vec(), early.to_vec()),
             // It is the server that answers.
             Dialect::Forward { head } => (Vec::new(), [head, early].concat()),
-            Dialect::Announce(_) => (Vec::new(), early.to_vec()),
+            Dialect::Announced => (Vec::new(), early.to_vec()),
         }
     }
 
     /// What the guest is answered when it is not.
     pub(crate) fn refuse(&self, error: &EgressError) -> Vec<u8> {
         match self {
-            Dialect::Socks | Dialect::Announce(_) => error.socks().to_bytes().to_vec(),
+            Dialect::Socks | Dialect::Announced => error.socks().to_bytes().to_vec(),
             Dialect::Connect | Dialect::Forward { .. } => error.http(),
         }
     }
@@ -95,18 +92,18 @@ impl Heard {
 ///
 /// # Errors
 /// That the guest hung up, or what it said that made no sense.
-pub(crate) async fn listen(stream: &mut UnixStream) -> io::Result<Asked> {
+pub(crate) async fn listen(stream: &mut UnixStream) -> io::Result<Request> {
     let mut heard = Heard {
         bytes: Vec::with_capacity(1024),
     };
     heard.more(stream).await?;
     match heard.bytes[0] {
         socks::VERSION => listen_to_socks(stream, heard).await,
-        _ => listen_to_http(stream, heard).await,
+        _ => listen_to_http(stream, heard).await.map(Request::Asked),
     }
 }
 
-async fn listen_to_socks(stream: &mut UnixStream, mut heard: Heard) -> io::Result<Asked> {
+async fn listen_to_socks(stream: &mut UnixStream, mut heard: Heard) -> io::Result<Request> {
     loop {
         match Greeting::parse(&heard.bytes) {
             Greeting::Partial => heard.more(stream).await?,
@@ -134,28 +131,14 @@ async fn listen_to_socks(stream: &mut UnixStream, mut heard: Heard) -> io::Resul
                 continue;
             }
             socks::Request::Connect { destination, len } => {
-                return Ok(Asked {
+                return Ok(Request::Asked(Asked {
                     destination,
                     dialect: Dialect::Socks,
                     early: heard.bytes.split_off(len),
-                });
+                }));
             }
-            socks::Request::Announce { announcement, len } => {
-                let Announcement {
-                    destination,
-                    own_port,
-                    port,
-                    is_privileged,
-                } = announcement;
-                return Ok(Asked {
-                    destination,
-                    dialect: Dialect::Announce(Later {
-                        own_port,
-                        port,
-                        is_privileged,
-                    }),
-                    early: heard.bytes.split_off(len),
-                });
+            socks::Request::Announce { announcement, .. } => {
+                return Ok(Request::Announced(announcement));
             }
             socks::Request::Refused(reply) => (
                 reply,

@@ -43,6 +43,7 @@ fn guest(policy: Policy) -> Guest {
         }),
         vm: Address::new("web", 3),
         source_port: 1,
+        is_privileged: true,
     }
 }
 

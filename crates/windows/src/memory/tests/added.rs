@@ -4,7 +4,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::MutexGuard;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -340,8 +339,10 @@ fn a_vmm_that_has_failed_holds_up_nothing_more_that_waited_for_it() {
         let take = || pool.take(&between(), Kind::Bytes, MOST);
         let takers = [(); 4].map(|()| scope.spawn(take));
         let (first, _) = silent.accept().unwrap();
-        // Time for the others to wait behind it; those that come later are not let in at all.
-        thread::sleep(Duration::from_millis(100));
+        // Each has given memory to VM a's VMM, and waits for that of VM b.
+        while two.a.inner().objects.len() < 8 + 4 {
+            thread::yield_now();
+        }
         drop(first);
         for taker in takers {
             taker.join().unwrap().unwrap_err();
