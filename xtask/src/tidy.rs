@@ -18,9 +18,6 @@ const FILE_LINES: usize = 600;
 /// A function of more lines than this, likewise.
 const FUNCTION_LINES: usize = 70;
 
-/// What is longer and left for now. No other may come, and what has become short enough leaves the list.
-const LEFT: &[&str] = &[];
-
 /// Checks everything.
 pub fn run() -> Result<()> {
     let root = project_root();
@@ -37,7 +34,7 @@ pub fn run() -> Result<()> {
     findings.extend(check_purity(&root, &files)?);
     findings.extend(points::check(&root, &files)?);
     findings.extend(check_mutants(&root, &files)?);
-    findings.extend(length_findings(&long_code(&root, &files)?, LEFT));
+    findings.extend(long_code(&root, &files)?);
     for finding in &findings {
         eprintln!("[tidy] {finding}");
     }
@@ -221,10 +218,7 @@ fn check_purity(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// A file, or a function of one, with how many lines it has and may have.
-type Long = (String, usize, usize);
-
-fn long_code(root: &Path, files: &[PathBuf]) -> Result<Vec<Long>> {
+fn long_code(root: &Path, files: &[PathBuf]) -> Result<Vec<String>> {
     let mut long = Vec::new();
     for file in files {
         if file.extension().is_none_or(|extension| extension != "rs") || is_test_file(file) {
@@ -233,27 +227,17 @@ fn long_code(root: &Path, files: &[PathBuf]) -> Result<Vec<Long>> {
         let text = fs::read_to_string(root.join(file))?;
         let (file, line_count) = (file.display(), code_lines(&text).len());
         if line_count > FILE_LINES {
-            long.push((file.to_string(), line_count, FILE_LINES));
+            long.push(format!(
+                "{file}: {line_count} lines, more than {FILE_LINES}"
+            ));
         }
         for (name, line_count) in long_functions(&text) {
-            long.push((format!("{file}: {name}"), line_count, FUNCTION_LINES));
+            long.push(format!(
+                "{file}: {name} has {line_count} lines, more than {FUNCTION_LINES}"
+            ));
         }
     }
     Ok(long)
-}
-
-fn length_findings(long: &[Long], left: &[&str]) -> Vec<String> {
-    let is_left = |name: &String| left.contains(&name.as_str());
-    let over = long.iter().filter(|(name, ..)| !is_left(name));
-    let over =
-        over.map(|(name, lines, most)| format!("{name} has {lines} lines, more than {most}"));
-    let short = left
-        .iter()
-        .filter(|left| long.iter().all(|(name, ..)| name != *left));
-    let short = short.map(|name| {
-        format!("{name} is not too long any more: the list in xtask/src/tidy.rs has to say so")
-    });
-    over.chain(short).collect()
 }
 
 /// The lines that are no test's, with their numbers. What stands behind `#[cfg(test)]` is an item of one line, or one that ends with a brace below its first letter.
@@ -443,14 +427,15 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_listed_may_be_too_long() {
-        let long = ["a.rs: old", "a.rs: new"].map(|name| (name.to_owned(), 71, 70));
-        assert_eq!(
-            length_findings(&long, &["a.rs: old", "a.rs: gone"]),
-            [
-                "a.rs: new has 71 lines, more than 70",
-                "a.rs: gone is not too long any more: the list in xtask/src/tidy.rs has to say so"
-            ]
-        );
+    fn long_files_and_functions_are_findings() {
+        let directory = e2e::spawn::scratch_directory().unwrap();
+        let body = "    work();\n".repeat(FUNCTION_LINES - 1);
+        let text = format!("fn long() {{\n{body}}}\n") + &"\n".repeat(FILE_LINES);
+        fs::write(directory.join("a.rs"), text).unwrap();
+        let expected = [
+            "a.rs: 671 lines, more than 600",
+            "a.rs: long has 71 lines, more than 70",
+        ];
+        assert_eq!(long_code(&directory, &["a.rs".into()]).unwrap(), expected);
     }
 }

@@ -381,7 +381,6 @@ impl Control {
     }
 }
 
-/// The VM of this full name or alias.
 /// How far the guest of a line has come of which no agent is known.
 fn state_without_agent(spec: &LineSpec, line: &LineStatus) -> VmState {
     match line.attached {
@@ -395,6 +394,7 @@ fn state_without_agent(spec: &LineSpec, line: &LineStatus) -> VmState {
     }
 }
 
+/// The VM of this full name or alias.
 fn known_vm<'a>(plan: &'a Plan, name: &str) -> Result<&'a LineSpec, ControlError> {
     plan.get(name).ok_or_else(|| ControlError::Unknown {
         name: name.to_owned(),
